@@ -1,0 +1,27 @@
+-- Roles: who may do what. Group roles without login; 90_grants.sql gives them their rights.
+--
+-- owns:    roles notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin
+-- writes:  nothing
+-- calls:   nothing
+-- raises:  nothing; without the right to create roles the owner grants by hand
+
+do $$
+declare
+  v_role text;
+begin
+  foreach v_role in array array[
+    'notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'
+  ] loop
+    begin
+      if to_regrole(v_role) is null then
+        execute format('create role %I nologin', v_role);
+      end if;
+    exception
+      -- Roles belong to the whole cluster: another database may be creating them right now.
+      when duplicate_object or unique_violation then null;
+      when insufficient_privilege then
+        raise notice 'role % was not created: it needs the attribute CREATEROLE', v_role;
+    end;
+  end loop;
+end;
+$$;

@@ -1,0 +1,66 @@
+-- Types: how a message ended, where a live one stands, and the rows that functions report.
+--
+-- owns:    messages.message_status, messages.message_state, messages.queue_report,
+--          messages.summary_report, messages.upkeep_report
+-- writes:  nothing
+-- raises:  nothing
+
+do $$
+begin
+  if to_regtype('messages.message_status') is null then
+    create type messages.message_status as enum ('success', 'rejected', 'failed', 'lock_expired');
+  end if;
+  if to_regtype('messages.message_state') is null then
+    create type messages.message_state as enum ('waiting', 'scheduled', 'locked');
+  end if;
+  if to_regtype('messages.queue_report') is null then
+    create type messages.queue_report as (
+      queue text,
+      paused boolean,
+      waiting bigint,
+      scheduled bigint,
+      locked bigint,
+      expired bigint,
+      oldest_waiting_at timestamptz,
+      lock_timeout interval,
+      max_attempts integer,
+      backoff interval,
+      backoff_max interval,
+      bell text,
+      retention interval
+    );
+  end if;
+  if to_regtype('messages.summary_report') is null then
+    create type messages.summary_report as (
+      queue text,
+      status messages.message_status,
+      messages bigint,
+      first_created_at timestamptz,
+      last_archived_at timestamptz,
+      wait_p50 interval,
+      wait_p95 interval,
+      wait_p99 interval,
+      run_p50 interval,
+      run_p95 interval,
+      run_p99 interval
+    );
+  end if;
+  if to_regtype('messages.upkeep_report') is null then
+    create type messages.upkeep_report as (
+      reaped integer,
+      staged integer,
+      rung integer,
+      partitions_made integer,
+      partitions_dropped integer
+    );
+  end if;
+end;
+$$;
+
+comment on type messages.message_status is 'How a message ended; everything but success is dead.';
+comment on type messages.message_state is
+  'Where a live message stands: waiting to be claimed, scheduled for later, or locked by a worker.';
+comment on type messages.queue_report is 'One queue as messages.queue_info() reports it.';
+comment on type messages.summary_report is
+  'Counts, and percentiles of wait (created to locked) and run (locked to archived) time.';
+comment on type messages.upkeep_report is 'What one run of messages.maintain() did.';

@@ -1,0 +1,50 @@
+-- Queue: the registry of queues and the policy of each.
+--
+-- owns:    messages.queue
+-- writes:  messages.queue (the queue `default`)
+-- raises:  nothing
+
+create table if not exists messages.queue (
+  name text not null,
+  created_at timestamptz not null default clock_timestamp(),
+  lock_timeout interval not null default interval '1 minute',
+  max_attempts integer not null default 1,
+  backoff interval not null default interval '2 seconds',
+  backoff_max interval not null default interval '5 minutes',
+  bell text not null default 'always',
+  paused boolean not null default false,
+  retention interval not null default interval '30 days',
+  constraint queue_name_pk primary key (name),
+  -- A bell's payload is `<queue>:<ids>` in less than 8000 bytes; bytes count, not characters.
+  constraint queue_name_ck check (
+    octet_length(name) between 1 and 200
+    and name !~ '[:[:cntrl:]]'
+    and name = btrim(name)
+  ),
+  constraint queue_lock_timeout_ck check (lock_timeout > interval '0'),
+  constraint queue_max_attempts_ck check (max_attempts between 1 and 1000),
+  constraint queue_backoff_ck check (backoff >= interval '0' and backoff_max >= backoff),
+  constraint queue_bell_ck check (bell in ('always', 'off')),
+  constraint queue_retention_ck check (retention > interval '0')
+);
+
+comment on table messages.queue is 'Registry of queues; change it through the queue functions.';
+comment on column messages.queue.name is
+  '1 to 200 bytes, without a colon, control characters or outer blanks.';
+comment on column messages.queue.lock_timeout is
+  'How long a claim holds a message unless it is extended.';
+comment on column messages.queue.max_attempts is
+  'Claims that a message may use up: with 1, a failure or an expired lock archives at once.';
+comment on column messages.queue.backoff is
+  'Delay before the second attempt; it doubles with every attempt, less up to half at random.';
+comment on column messages.queue.backoff_max is 'Upper bound of the delay between attempts.';
+comment on column messages.queue.bell is
+  'always: a statement that publishes rings new_message once; off: workers find messages by polling.';
+comment on column messages.queue.paused is
+  'A paused queue takes messages but hands none out and rings no bell.';
+comment on column messages.queue.retention is
+  'How long archived messages are kept. Whole days are dropped, by the longest of all queues.';
+
+insert into messages.queue (name)
+values ('default')
+on conflict on constraint queue_name_pk do nothing;

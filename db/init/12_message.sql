@@ -1,0 +1,62 @@
+-- Message: live messages only. A finished one leaves for message_archive in the same statement.
+--
+-- owns:    messages.message
+-- writes:  nothing
+-- raises:  nothing
+
+create table if not exists messages.message (
+  id bigint generated always as identity,
+  created_at timestamptz not null default clock_timestamp(),
+  available_at timestamptz not null default now(),
+  locked_at timestamptz,
+  lock_expires_at timestamptz,
+  lock_token bigint not null default 0,
+  priority integer not null default 0,
+  attempts integer not null default 0,
+  state messages.message_state not null default 'waiting',
+  queue text not null default 'default',
+  type text,
+  locked_by text,
+  dedup_key text,
+  message jsonb not null,
+  headers jsonb not null default '{}',
+  details text,
+  constraint message_id_pk primary key (id),
+  constraint message_locked_ck check (
+    (state = 'locked') = (lock_expires_at is not null and locked_at is not null)
+  ),
+  constraint message_headers_ck check (jsonb_typeof(headers) = 'object')
+) with (
+  -- Each claim and each heartbeat writes a new row version: room on the page keeps heartbeats HOT.
+  fillfactor = 70,
+  -- A queue table is small and turns over all the time, so the usual 20 % would come far too late.
+  autovacuum_vacuum_scale_factor = 0.01,
+  autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0,
+  autovacuum_analyze_scale_factor = 0.05
+);
+
+-- lock_expires_at is in no index and no index predicate, else heartbeats could not be HOT: "locked"
+-- is told by state, and the reaper reads the few locked rows.
+create index if not exists message_waiting_idx
+  on messages.message (queue, priority desc, id) where state = 'waiting';
+create index if not exists message_scheduled_idx
+  on messages.message (queue, available_at) where state = 'scheduled';
+create index if not exists message_locked_idx
+  on messages.message (id) where state = 'locked';
+create unique index if not exists message_dedup_key_uq
+  on messages.message (queue, dedup_key) where dedup_key is not null;
+
+comment on table messages.message is
+  'Live messages. Inserting into column message alone is a full publish.';
+comment on column messages.message.available_at is 'Not handed out before this instant.';
+comment on column messages.message.locked_at is 'When the present lock was granted.';
+comment on column messages.message.lock_expires_at is 'When the present lock ends, unless extended.';
+comment on column messages.message.lock_token is
+  'Rises with every lock granted or given up; whoever settles must show the present one.';
+comment on column messages.message.priority is 'Larger is handed out first.';
+comment on column messages.message.attempts is 'Claims used up, the present one included.';
+comment on column messages.message.locked_by is 'The worker that holds the lock, by its own name.';
+comment on column messages.message.dedup_key is
+  'At most one live message of a queue has a given key.';
+comment on column messages.message.details is 'Why the last attempt ended without success.';

@@ -1,0 +1,52 @@
+-- Archive: one row for each finished message, kept by day and dropped by day.
+--
+-- owns:    messages.message_archive, messages.message_archive_default
+-- writes:  nothing
+-- raises:  nothing
+
+create table if not exists messages.message_archive (
+  id bigint not null,
+  created_at timestamptz not null,
+  available_at timestamptz not null,
+  locked_at timestamptz,
+  archived_at timestamptz not null default clock_timestamp(),
+  lock_token bigint not null,
+  xid xid8 not null default pg_current_xact_id(),
+  priority integer not null,
+  attempts integer not null,
+  status messages.message_status not null,
+  queue text not null,
+  type text,
+  handled_by text,
+  dedup_key text,
+  message jsonb not null,
+  headers jsonb not null,
+  details text,
+  result jsonb,
+  -- A key over partitions must hold the partition column, so it cannot forbid a second row for an
+  -- id: the fenced delete in messages._archive() does.
+  constraint message_archive_id_archived_at_pk primary key (id, archived_at)
+) partition by range (archived_at);
+
+-- Catches rows for which no day was made; messages.maintain() moves them into their day.
+create table if not exists messages.message_archive_default
+  partition of messages.message_archive default;
+
+-- Readers that follow the archive go by snapshots over xid: by id or time a late commit is lost.
+create index if not exists message_archive_xid_idx on messages.message_archive (xid);
+create index if not exists message_archive_queue_archived_at_idx
+  on messages.message_archive (queue, archived_at);
+create index if not exists message_archive_dead_archived_at_idx
+  on messages.message_archive (archived_at) where status <> 'success';
+create index if not exists message_archive_dead_xid_idx
+  on messages.message_archive (xid) where status <> 'success';
+
+comment on table messages.message_archive is
+  'One row for each finished message under the same id; rows never change.';
+comment on column messages.message_archive.locked_at is
+  'When the last lock was granted; null for a message that was never claimed.';
+comment on column messages.message_archive.handled_by is 'The worker that held the last lock.';
+comment on column messages.message_archive.xid is
+  'The transaction that archived it: incremental readers compare it with snapshots.';
+comment on column messages.message_archive.details is 'Why it did not succeed.';
+comment on column messages.message_archive.result is 'What the handler returned.';

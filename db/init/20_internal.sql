@@ -1,0 +1,154 @@
+-- Internal: what several functions share. Executable by nobody but the owner.
+--
+-- owns:    nothing
+-- writes:  messages.message, messages.message_archive (_archive)
+-- calls:   nothing
+-- raises:  NQ001 queue not found, NQ003 invalid argument
+
+create or replace function messages._queue(name text)
+  returns messages.queue
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_queue messages.queue;
+begin
+  select q.* into v_queue from messages.queue as q where q.name = _queue.name;
+  if not found then
+    raise exception using
+      errcode = 'NQ001',
+      message = format('there is no queue %L', _queue.name),
+      hint = format(
+        'create it with `notifyq queues create %s` or select messages.create_queue(%L)',
+        _queue.name, _queue.name
+      );
+  end if;
+  return v_queue;
+end;
+$$;
+
+create or replace function messages._invalid(message text, hint text default '')
+  returns void
+  language plpgsql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  raise exception using errcode = 'NQ003', message = _invalid.message, hint = _invalid.hint;
+end;
+$$;
+
+create or replace function messages._check_quantity(quantity bigint, most bigint)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if quantity is null or quantity not between 1 and most then
+    perform messages._invalid(
+      format('quantity must be between 1 and %s, not %s', most, coalesce(quantity::text, 'null'))
+    );
+  end if;
+end;
+$$;
+
+create or replace function messages._check_positive(name text, value interval)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if value <= interval '0' then
+    perform messages._invalid(format('%s must be longer than zero, not %s', name, value));
+  end if;
+end;
+$$;
+
+create or replace function messages._publishing_key(queue text)
+  returns bigint
+  language sql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  -- Advisory keys are shared by the whole database: the seed keeps ours apart from other people's.
+  select hashtextextended(queue, 7305427001);
+$$;
+
+create or replace function messages._upkeep_key()
+  returns bigint
+  language sql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select 7305427002;
+$$;
+
+-- Exponential backoff with equal jitter: half of the delay is fixed, half is random, so that
+-- messages that failed together do not come back together.
+-- Source: M. Brooker, Exponential Backoff And Jitter, AWS Architecture Blog, 2015.
+create or replace function messages._backoff(base interval, most interval, attempts integer)
+  returns interval
+  language sql
+  volatile
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select least(base * power(2, least(greatest(attempts, 1), 30) - 1), most) * (0.5 + random() / 2);
+$$;
+
+-- The only gate to the archive: one statement deletes the message under its token and archives what
+-- it deleted, so whatever else runs, a message is archived once and by the holder of its lock.
+create or replace function messages._archive(
+  ids bigint[],
+  lock_tokens bigint[],
+  statuses messages.message_status[],
+  details text[] default null,
+  results jsonb[] default null,
+  state messages.message_state default 'locked'
+)
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  -- The nested loop from the sorted input locks rows in id order, which is what keeps two settlers
+  -- of the same messages from a deadlock; any other join would take them as they come.
+  set enable_hashjoin = off
+  set enable_mergejoin = off
+  set enable_seqscan = off
+as $$
+begin
+  return query
+  with ending as materialized (
+    select e.id, e.lock_token, e.status, e.details, e.result
+    from unnest(
+      _archive.ids, _archive.lock_tokens, _archive.statuses, _archive.details, _archive.results
+    ) as e (id, lock_token, status, details, result)
+    order by e.id
+  ),
+  gone as (
+    delete from messages.message as m
+    using ending as e
+    where m.id = e.id
+      and m.lock_token = e.lock_token
+      and m.state = _archive.state
+    returning m.*, e.status as end_status, e.details as end_details, e.result as end_result
+  )
+  insert into messages.message_archive as a (
+    id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
+    handled_by, dedup_key, message, headers, details, result
+  )
+  select
+    g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
+    g.end_status, g.queue, g.type, g.locked_by, g.dedup_key, g.message, g.headers,
+    g.end_details, g.end_result
+  from gone as g
+  returning a.id;
+end;
+$$;

@@ -1,0 +1,104 @@
+-- Publish: put messages into a queue, inside the caller's transaction.
+--
+-- owns:    nothing
+-- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings
+-- calls:   messages._invalid
+-- raises:  NQ001 queue not found (trigger), NQ003 invalid argument
+
+create or replace function messages.publish(
+  queue text,
+  message jsonb,
+  priority integer default 0,
+  delay interval default null,
+  available_at timestamptz default null,
+  type text default null,
+  headers jsonb default null,
+  dedup_key text default null
+)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_due timestamptz := coalesce(publish.available_at, clock_timestamp() + publish.delay, now());
+  v_id bigint;
+begin
+  if publish.delay is not null and publish.available_at is not null then
+    perform messages._invalid('delay and available_at exclude each other', 'give one of them');
+  end if;
+  if publish.message is null then
+    perform messages._invalid('message must not be null', 'publish the JSON value null instead');
+  end if;
+  -- A message that was there may be finished, and its key free, before the look below: try again.
+  loop
+    insert into messages.message
+      (queue, message, priority, available_at, type, headers, dedup_key)
+    values (
+      publish.queue, publish.message, coalesce(publish.priority, 0), v_due, publish.type,
+      coalesce(publish.headers, '{}'), publish.dedup_key
+    )
+    on conflict (queue, dedup_key) where dedup_key is not null do nothing
+    returning id into v_id;
+    exit when v_id is not null;
+    select m.id into v_id
+    from messages.message as m
+    where m.queue = publish.queue
+      and m.dedup_key = publish.dedup_key;
+    exit when v_id is not null;
+  end loop;
+  return v_id;
+end;
+$$;
+comment on function messages.publish(
+  text, jsonb, integer, interval, timestamptz, text, jsonb, text
+) is
+  'Publish one message and return its id. delay counts from now, available_at is an instant; '
+  'larger priority goes first. While a live message of the queue has the same dedup_key, nothing '
+  'is published and the id of that message is returned. Raises NQ001 for an unknown queue.';
+
+create or replace function messages.publish_many(
+  queue text,
+  messages jsonb[],
+  priority integer default 0,
+  delay interval default null,
+  available_at timestamptz default null,
+  type text default null,
+  headers jsonb default null
+)
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_due timestamptz := coalesce(
+    publish_many.available_at, clock_timestamp() + publish_many.delay, now()
+  );
+  v_null integer := array_position(publish_many.messages, null);
+begin
+  if publish_many.delay is not null and publish_many.available_at is not null then
+    perform messages._invalid('delay and available_at exclude each other', 'give one of them');
+  end if;
+  if v_null is not null then
+    perform messages._invalid(
+      format('message %s is null', v_null), 'publish the JSON value null instead'
+    );
+  end if;
+  return query
+  insert into messages.message as m (queue, message, priority, available_at, type, headers)
+  select
+    publish_many.queue, p.message, coalesce(publish_many.priority, 0), v_due, publish_many.type,
+    coalesce(publish_many.headers, '{}')
+  from unnest(publish_many.messages) with ordinality as p (message, position)
+  order by p.position
+  returning m.id;
+end;
+$$;
+comment on function messages.publish_many(
+  text, jsonb[], integer, interval, timestamptz, text, jsonb
+) is
+  'Publish an array of messages with one statement and one bell; return their ids in the order of '
+  'the array. Raises NQ001 for an unknown queue; then nothing is published.';

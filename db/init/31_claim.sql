@@ -1,0 +1,163 @@
+-- Claim: hand waiting messages to a worker for a limited time.
+--
+-- owns:    nothing
+-- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts)
+-- calls:   messages._queue, messages._check_quantity, messages._check_positive
+-- raises:  NQ001 queue not found, NQ003 invalid argument
+
+-- Scheduled messages that are due become waiting ones, up to quantity of them. They wait in an
+-- index of their own, so that a million of them cost a claim one look.
+create or replace function messages._stage(queue text, due timestamptz, quantity bigint)
+  returns bigint[]
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_ids bigint[];
+begin
+  with picked as materialized (
+    select m.id
+    from messages.message as m
+    where m.queue = _stage.queue
+      and m.state = 'scheduled'
+      and m.available_at <= _stage.due
+    order by m.available_at
+    limit _stage.quantity
+    for update skip locked
+  ),
+  staged as (
+    update messages.message as m
+    set state = 'waiting'
+    where m.id = any (array(select p.id from picked as p))
+    returning m.id
+  )
+  select coalesce(array_agg(s.id), '{}') into v_ids from staged as s;
+  return v_ids;
+end;
+$$;
+
+create or replace function messages.claim(
+  queues text[] default null,
+  quantity integer default 1,
+  lock_timeout interval default null,
+  worker text default null,
+  filter jsonpath default null
+)
+  returns setof messages.message
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  -- A plan made while the table was empty or never analysed would read the whole backlog later on.
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+as $$
+declare
+  v_queue messages.queue;
+  v_left integer := claim.quantity;
+  v_taken integer;
+  v_seen integer := 0;
+  -- A variable, not the call itself: a volatile function cannot be an index condition.
+  v_now timestamptz := clock_timestamp();
+begin
+  perform messages._check_quantity(claim.quantity, 10000);
+  perform messages._check_positive('lock_timeout', claim.lock_timeout);
+  for v_queue in
+    select q.*
+    from messages.queue as q
+    where claim.queues is null
+      or q.name = any (claim.queues)
+    order by array_position(claim.queues, q.name), q.name
+  loop
+    v_seen := v_seen + 1;
+    continue when v_queue.paused;
+    if exists (
+      select from messages.message as m
+      where m.queue = v_queue.name
+        and m.state = 'scheduled'
+        and m.available_at <= v_now
+    ) then
+      perform messages._stage(v_queue.name, v_now, 10 * v_left);
+    end if;
+    return query
+    -- Materialized: as a plain sub-select the planner may run the limit once for each outer row and
+    -- lock more messages than were asked for.
+    with picked as materialized (
+      select m.id
+      from messages.message as m
+      where m.queue = v_queue.name
+        and m.state = 'waiting'
+        and (claim.filter is null or m.message @@ claim.filter)
+      order by m.priority desc, m.id
+      limit v_left
+      for update skip locked
+    ),
+    claimed as (
+      update messages.message as m
+      set state = 'locked',
+        locked_at = v_now,
+        lock_expires_at = v_now + coalesce(claim.lock_timeout, v_queue.lock_timeout),
+        lock_token = m.lock_token + 1,
+        locked_by = claim.worker,
+        attempts = m.attempts + 1
+      where m.id = any (array(select p.id from picked as p))
+      returning m.*
+    )
+    select c.* from claimed as c order by c.priority desc, c.id;
+    get diagnostics v_taken = row_count;
+    v_left := v_left - v_taken;
+    exit when v_left = 0;
+  end loop;
+  if v_left > 0 and v_seen < cardinality(claim.queues) then
+    perform messages._queue(u.name) from unnest(claim.queues) as u (name);
+  end if;
+end;
+$$;
+comment on function messages.claim(text[], integer, interval, text, jsonpath) is
+  'Lock up to quantity (at most 10000) waiting messages and return them: the queues in the order '
+  'given (null: all), in a queue by priority, larger first, then by id. Each is held for '
+  'lock_timeout (null: that of its queue) and must be finished, released, retried or extended with '
+  'its lock_token before that. filter is a JSON path predicate over the message, as in $.n < 3. '
+  'Returns no row, and does not wait, where nothing is free. Raises NQ001 for an unknown queue.';
+
+create or replace function messages.claim_id(
+  id bigint,
+  lock_timeout interval default null,
+  worker text default null
+)
+  returns setof messages.message
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  perform messages._check_positive('lock_timeout', claim_id.lock_timeout);
+  return query
+  with picked as materialized (
+    select m.id, q.lock_timeout
+    from messages.message as m
+    join messages.queue as q on q.name = m.queue
+    where m.id = claim_id.id
+      and m.state <> 'locked'
+      and m.available_at <= v_now
+      and not q.paused
+    for update of m skip locked
+  )
+  update messages.message as m
+  set state = 'locked',
+    locked_at = v_now,
+    lock_expires_at = v_now + coalesce(claim_id.lock_timeout, p.lock_timeout),
+    lock_token = m.lock_token + 1,
+    locked_by = claim_id.worker,
+    attempts = m.attempts + 1
+  from picked as p
+  where m.id = p.id
+  returning m.*;
+end;
+$$;
+comment on function messages.claim_id(bigint, interval, text) is
+  'Lock the message with this id and return it; no row if it is locked, not yet due, finished or '
+  'its queue is paused. For tools: workers claim by queue.';

@@ -1,0 +1,127 @@
+-- Finish: end a lock with an outcome. Every call shows the token of the lock that it means.
+--
+-- owns:    nothing
+-- writes:  messages.message, messages.message_archive
+-- calls:   messages._archive, messages._backoff, messages._ring, messages._queue
+-- raises:  NQ003 invalid argument
+
+create or replace function messages.finish_many(
+  ids bigint[],
+  lock_tokens bigint[],
+  statuses messages.message_status[],
+  details text[] default null,
+  results jsonb[] default null
+)
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if cardinality(ids) <> cardinality(lock_tokens) or cardinality(ids) <> cardinality(statuses) then
+    perform messages._invalid('ids, lock_tokens and statuses must have the same length');
+  end if;
+  return query select a.id from messages._archive(ids, lock_tokens, statuses, details, results)
+    as a (id);
+end;
+$$;
+comment on function messages.finish_many(
+  bigint[], bigint[], messages.message_status[], text[], jsonb[]
+) is
+  'Finish several locked messages at once and return the ids that were; an id that is missing lost '
+  'its lock, and nothing changed for it.';
+
+create or replace function messages.finish(
+  id bigint,
+  lock_token bigint,
+  status messages.message_status default 'success',
+  details text default null,
+  result jsonb default null
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return exists (
+    select from messages._archive(
+      array[id], array[lock_token], array[status], array[details], array[result]
+    )
+  );
+end;
+$$;
+comment on function messages.finish(bigint, bigint, messages.message_status, text, jsonb) is
+  'Move a locked message to the archive. False: the lock was lost, and nothing changed.';
+
+create or replace function messages._requeue(
+  message messages.message,
+  queue messages.queue,
+  delay interval,
+  details text
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_delay interval := coalesce(
+    delay, messages._backoff(queue.backoff, queue.backoff_max, message.attempts)
+  );
+begin
+  update messages.message as m
+  set state = 'waiting',
+    locked_at = null,
+    lock_expires_at = null,
+    locked_by = null,
+    lock_token = m.lock_token + 1,
+    available_at = case
+      when v_delay > interval '0' then clock_timestamp() + v_delay else m.available_at end,
+    details = _requeue.details
+  where m.id = message.id;
+  if v_delay <= interval '0' then
+    perform messages._ring(queue, message.id::text);
+  end if;
+end;
+$$;
+
+create or replace function messages.retry(
+  id bigint,
+  lock_token bigint,
+  delay interval default null,
+  details text default null,
+  status messages.message_status default 'failed'
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_message messages.message;
+  v_queue messages.queue;
+begin
+  select m.* into v_message
+  from messages.message as m
+  where m.id = retry.id
+    and m.lock_token = retry.lock_token
+    and m.state = 'locked'
+  for update;
+  if not found then
+    return false;
+  end if;
+  v_queue := messages._queue(v_message.queue);
+  if v_message.attempts >= v_queue.max_attempts then
+    return messages.finish(id, lock_token, status, details);
+  end if;
+  perform messages._requeue(v_message, v_queue, delay, details);
+  return true;
+end;
+$$;
+comment on function messages.retry(
+  bigint, bigint, interval, text, messages.message_status
+) is
+  'End an attempt that failed: the message waits for delay (null: the backoff of its queue) and is '
+  'handed out again, or is archived with status once its attempts are used up. False: the lock was '
+  'lost, and nothing changed.';

@@ -1,0 +1,132 @@
+-- Hold: prolong a lock, or give it up. Every call shows the token of the lock that it means.
+--
+-- owns:    nothing
+-- writes:  messages.message
+-- calls:   messages._ring, messages._check_positive
+-- raises:  NQ003 invalid argument
+
+create or replace function messages.extend_many(
+  ids bigint[],
+  lock_tokens bigint[],
+  lock_timeout interval default null
+)
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_hashjoin = off  -- as in _archive: a nested loop locks rows in id order
+  set enable_mergejoin = off
+  set enable_seqscan = off
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  perform messages._check_positive('lock_timeout', extend_many.lock_timeout);
+  return query
+  with given as materialized (
+    select g.id, g.lock_token
+    from unnest(extend_many.ids, extend_many.lock_tokens) as g (id, lock_token)
+    order by g.id
+  )
+  update messages.message as m
+  set lock_expires_at = v_now + coalesce(
+      extend_many.lock_timeout,
+      (select q.lock_timeout from messages.queue as q where q.name = m.queue)
+    )
+  from given as g
+  where m.id = g.id
+    and m.lock_token = g.lock_token
+    and m.state = 'locked'
+  returning m.id;
+end;
+$$;
+comment on function messages.extend_many(bigint[], bigint[], interval) is
+  'Hold several locks for lock_timeout (null: that of the queue) from now on; return the ids whose '
+  'lock was still held.';
+
+create or replace function messages.extend(
+  id bigint,
+  lock_token bigint,
+  lock_timeout interval default null
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return exists (
+    select from messages.extend_many(array[id], array[lock_token], lock_timeout)
+  );
+end;
+$$;
+comment on function messages.extend(bigint, bigint, interval) is
+  'Hold a lock for lock_timeout (null: that of the queue) from now on. False: the lock was lost, '
+  'and nothing changed.';
+
+create or replace function messages.release_many(
+  ids bigint[],
+  lock_tokens bigint[],
+  delay interval default null
+)
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_hashjoin = off  -- as in _archive: a nested loop locks rows in id order
+  set enable_mergejoin = off
+  set enable_seqscan = off
+as $$
+declare
+  v_freed messages.message[];
+begin
+  with given as materialized (
+    select g.id, g.lock_token
+    from unnest(release_many.ids, release_many.lock_tokens) as g (id, lock_token)
+    order by g.id
+  ),
+  freed as (
+    update messages.message as m
+    set state = 'waiting',
+      locked_at = null,
+      lock_expires_at = null,
+      locked_by = null,
+      lock_token = m.lock_token + 1,
+      attempts = m.attempts - 1,
+      available_at = coalesce(clock_timestamp() + release_many.delay, m.available_at)
+    from given as g
+    where m.id = g.id
+      and m.lock_token = g.lock_token
+      and m.state = 'locked'
+    returning m as row
+  )
+  select coalesce(array_agg(f.row), '{}') into v_freed from freed as f;
+  perform messages._ring(q, messages._compact(array_agg(f.id)))
+  from unnest(v_freed) as f
+  join messages.queue as q on q.name = f.queue
+  where f.state = 'waiting'
+  group by q;
+  return query select f.id from unnest(v_freed) as f order by f.id;
+end;
+$$;
+comment on function messages.release_many(bigint[], bigint[], interval) is
+  'Give up the locks of several messages as if they had not been claimed; return the ids that were '
+  'still locked under their token.';
+
+create or replace function messages.release(
+  id bigint,
+  lock_token bigint,
+  delay interval default null
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return exists (select from messages.release_many(array[id], array[lock_token], delay));
+end;
+$$;
+comment on function messages.release(bigint, bigint, interval) is
+  'Give up a lock as if the message had not been claimed: it is back in its old place at once, or '
+  'after delay, and the attempt does not count. False: the lock was lost, and nothing changed.';

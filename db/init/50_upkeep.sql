@@ -1,0 +1,138 @@
+-- Upkeep: what must happen with no worker alive. pg_cron and every worker call maintain().
+--
+-- owns:    nothing
+-- writes:  messages.message, messages.message_archive
+-- calls:   messages._archive, messages._requeue, messages._stage, messages._ring,
+--          messages._make_partitions, messages._drop_partitions
+-- raises:  NQ003 invalid argument
+
+create or replace function messages.reap(quantity integer default 1000)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+  v_expired messages.message[];
+begin
+  perform messages._check_quantity(reap.quantity, 100000);
+  -- Locked in id order and skipping what a finisher holds: it wins, and no two reapers share a row.
+  v_expired := array(
+    select m
+    from messages.message as m
+    where m.state = 'locked'
+      and m.lock_expires_at <= v_now
+    order by m.id
+    limit reap.quantity
+    for update skip locked
+  );
+  if cardinality(v_expired) = 0 then
+    return 0;
+  end if;
+  perform messages._requeue(
+    e, q, null, format('lock of %s expired', coalesce(e.locked_by, 'an unnamed worker'))
+  )
+  from unnest(v_expired) as e
+  join messages.queue as q on q.name = e.queue
+  where e.attempts < q.max_attempts;
+  perform messages._archive(
+    array_agg(e.id), array_agg(e.lock_token),
+    array_agg('lock_expired'::messages.message_status),
+    array_agg(format('lock of %s expired', coalesce(e.locked_by, 'an unnamed worker')))
+  )
+  from unnest(v_expired) as e
+  left join messages.queue as q on q.name = e.queue
+  where e.attempts >= coalesce(q.max_attempts, 0);
+  return cardinality(v_expired);
+end;
+$$;
+comment on function messages.reap(integer) is
+  'End up to quantity locks that have expired: archive as lock_expired, or put back with the '
+  'backoff of its queue where attempts are left. Returns how many. Any number may run at once.';
+
+create or replace function messages.stage_due(quantity integer default 10000)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_queue messages.queue;
+  v_ids bigint[];
+  v_staged integer := 0;
+begin
+  perform messages._check_quantity(stage_due.quantity, 1000000);
+  for v_queue in
+    select q.* from messages.queue as q order by q.name
+  loop
+    v_ids := messages._stage(v_queue.name, clock_timestamp(), stage_due.quantity - v_staged);
+    if cardinality(v_ids) > 0 then
+      v_staged := v_staged + cardinality(v_ids);
+      perform messages._ring(v_queue, messages._compact(v_ids[1:1000]));
+    end if;
+    exit when v_staged >= stage_due.quantity;
+  end loop;
+  return v_staged;
+end;
+$$;
+comment on function messages.stage_due(integer) is
+  'Make up to quantity scheduled messages that are due available and ring for them; return how '
+  'many. A claim does the same for the queues that it reads.';
+
+create or replace function messages.renotify()
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_queue messages.queue;
+  v_first bigint;
+  v_rung integer := 0;
+begin
+  for v_queue in
+    select q.* from messages.queue as q order by q.name
+  loop
+    select m.id into v_first
+    from messages.message as m
+    where m.queue = v_queue.name
+      and m.state = 'waiting'
+    order by m.priority desc, m.id
+    limit 1;
+    if found and messages._ring(v_queue, v_first::text) then
+      v_rung := v_rung + 1;
+    end if;
+  end loop;
+  return v_rung;
+end;
+$$;
+comment on function messages.renotify() is
+  'Ring once for each queue that has a message waiting and is not paused; return how many bells.';
+
+create or replace function messages.maintain()
+  returns messages.upkeep_report
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_report messages.upkeep_report;
+begin
+  if not pg_try_advisory_xact_lock(messages._upkeep_key()) then
+    return null;
+  end if;
+  v_report.reaped := messages.reap();
+  v_report.staged := messages.stage_due();
+  v_report.rung := messages.renotify();
+  v_report.partitions_made := messages._make_partitions();
+  v_report.partitions_dropped := messages._drop_partitions();
+  return v_report;
+end;
+$$;
+comment on function messages.maintain() is
+  'All of the upkeep, bounded: reap expired locks, stage what is due, ring again for what waits, '
+  'make the coming days of the archive and drop those past retention. Null: another session is '
+  'doing it. Called by pg_cron and about once a second by workers; either alone is enough.';

@@ -1,0 +1,28 @@
+-- Cron: pg_cron runs the upkeep, so that locks are reaped with no worker alive.
+--
+-- owns:    the pg_cron jobs `notifyq maintain` and `notifyq purge`
+-- writes:  cron.job
+-- calls:   messages.maintain (by the job)
+-- raises:  nothing
+
+do $$
+begin
+  if not exists (select from pg_extension as e where e.extname = 'pg_cron') then
+    return;
+  end if;
+  begin
+    perform cron.schedule('notifyq maintain', '10 seconds', 'select messages.maintain()');
+  exception
+    -- Up to 1.4 (Debian 12) pg_cron knows minutes only, and says so in an error of no class.
+    when others then
+      perform cron.schedule('notifyq maintain', '* * * * *', 'select messages.maintain()');
+  end;
+  -- Without this pg_cron keeps a row for every run, for ever.
+  perform cron.schedule(
+    'notifyq purge', '17 * * * *',
+    'delete from cron.job_run_details as d using cron.job as j '
+    'where j.jobid = d.jobid and j.jobname like ''notifyq %'' '
+    'and d.end_time < now() - interval ''1 day'''
+  );
+end;
+$$;

@@ -1,0 +1,172 @@
+-- Inspect: read what is there. Nothing here locks or changes a row.
+--
+-- owns:    nothing
+-- writes:  nothing
+-- calls:   messages._check_quantity
+-- raises:  NQ003 invalid argument
+
+create or replace function messages.queue_info(queue text default null)
+  returns setof messages.queue_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  select q.name, q.paused, c.waiting, c.scheduled, c.locked, c.expired, c.oldest_waiting_at,
+    q.lock_timeout, q.max_attempts, q.backoff, q.backoff_max, q.bell, q.retention
+  from messages.queue as q
+  cross join lateral (
+    select
+      count(*) filter (where m.state = 'waiting') as waiting,
+      count(*) filter (where m.state = 'scheduled') as scheduled,
+      count(*) filter (where m.state = 'locked') as locked,
+      count(*) filter (where m.state = 'locked' and m.lock_expires_at <= now()) as expired,
+      min(m.available_at) filter (where m.state = 'waiting') as oldest_waiting_at
+    from messages.message as m
+    where m.queue = q.name
+  ) as c
+  where queue_info.queue is null or q.name = queue_info.queue
+  order by q.name;
+end;
+$$;
+comment on function messages.queue_info(text) is
+  'Policy of each queue and how many of its messages wait, are scheduled, are locked, and are '
+  'locked past their time.';
+
+create or replace function messages.message_list(
+  queue text default null,
+  state messages.message_state default null,
+  quantity integer default 100
+)
+  returns setof messages.message
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform messages._check_quantity(message_list.quantity, 10000);
+  return query
+  select m.*
+  from messages.message as m
+  where (message_list.queue is null or m.queue = message_list.queue)
+    and (message_list.state is null or m.state = message_list.state)
+  order by m.id
+  limit message_list.quantity;
+end;
+$$;
+comment on function messages.message_list(text, messages.message_state, integer) is
+  'Live messages by id, the oldest first.';
+
+create or replace function messages.message_find(id bigint)
+  returns setof messages.message
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query select m.* from messages.message as m where m.id = message_find.id;
+end;
+$$;
+comment on function messages.message_find(bigint) is 'The live message with this id, or no row.';
+
+create or replace function messages.archive_list(
+  queue text default null,
+  status messages.message_status default null,
+  quantity integer default 100,
+  since timestamptz default null
+)
+  returns setof messages.message_archive
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform messages._check_quantity(archive_list.quantity, 100000);
+  return query
+  select a.*
+  from messages.message_archive as a
+  where (archive_list.queue is null or a.queue = archive_list.queue)
+    and (archive_list.status is null or a.status = archive_list.status)
+    and (archive_list.since is null or a.archived_at >= archive_list.since)
+  order by a.archived_at desc, a.id desc
+  limit archive_list.quantity;
+end;
+$$;
+comment on function messages.archive_list(
+  text, messages.message_status, integer, timestamptz
+) is
+  'Finished messages, the latest first, not archived before since.';
+
+create or replace function messages.archive_find(id bigint)
+  returns setof messages.message_archive
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query select a.* from messages.message_archive as a where a.id = archive_find.id;
+end;
+$$;
+comment on function messages.archive_find(bigint) is
+  'The finished message with this id, or no row.';
+
+create or replace function messages.archive_summary(
+  queue text default null,
+  since timestamptz default null
+)
+  returns setof messages.summary_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  select a.queue, a.status, count(*), min(a.created_at), max(a.archived_at),
+    percentile_cont(0.50) within group (order by a.locked_at - a.created_at),
+    percentile_cont(0.95) within group (order by a.locked_at - a.created_at),
+    percentile_cont(0.99) within group (order by a.locked_at - a.created_at),
+    percentile_cont(0.50) within group (order by a.archived_at - a.locked_at),
+    percentile_cont(0.95) within group (order by a.archived_at - a.locked_at),
+    percentile_cont(0.99) within group (order by a.archived_at - a.locked_at)
+  from messages.message_archive as a
+  where (archive_summary.queue is null or a.queue = archive_summary.queue)
+    and (archive_summary.since is null or a.archived_at >= archive_summary.since)
+  group by grouping sets ((a.queue, a.status), (a.queue))
+  order by a.queue, a.status nulls last;
+end;
+$$;
+comment on function messages.archive_summary(text, timestamptz) is
+  'For each queue and status, and for each queue as a whole (status null): how many messages were '
+  'archived since then, and percentiles of wait and run time.';
+
+create or replace function messages.dead_since(
+  seen pg_snapshot,
+  queue text default null
+)
+  returns setof messages.dead_message
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  select d.*
+  from messages.dead_message as d
+  where d.xid >= pg_snapshot_xmin(dead_since.seen)
+    and not pg_visible_in_snapshot(d.xid, dead_since.seen)
+    and (dead_since.queue is null or d.queue = dead_since.queue)
+  order by d.archived_at, d.id;
+end;
+$$;
+comment on function messages.dead_since(pg_snapshot, text) is
+  'Dead messages whose archiving was not yet visible in the snapshot seen, the oldest first. Take '
+  'pg_current_snapshot() in the same statement as the next value of seen: whatever the order of '
+  'commits, nothing is missed and nothing comes twice.';

@@ -1,0 +1,73 @@
+-- Grants: nothing for everybody, then one list for each role.
+--
+-- owns:    nothing
+-- writes:  privileges
+-- calls:   nothing
+-- raises:  nothing
+
+revoke all on schema messages from public;
+revoke all on all tables in schema messages from public;
+revoke execute on all functions in schema messages from public;
+alter default privileges in schema messages revoke execute on functions from public;
+
+do $$
+begin
+  -- Without CREATEROLE 02_roles.sql could not make them; the owner then grants to roles of its own.
+  if to_regrole('notifyq_admin') is null then
+    return;
+  end if;
+
+  grant usage on schema messages
+    to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin;
+  grant execute on function messages.version()
+    to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin;
+
+  grant insert (queue, message, priority, available_at, type, headers, dedup_key)
+    on messages.message to notifyq_publisher, notifyq_admin;
+  grant execute on function
+    messages.publish(text, jsonb, integer, interval, timestamptz, text, jsonb, text),
+    messages.publish_many(text, jsonb[], integer, interval, timestamptz, text, jsonb)
+    to notifyq_publisher, notifyq_admin;
+
+  grant execute on function
+    messages.claim(text[], integer, interval, text, jsonpath),
+    messages.claim_id(bigint, interval, text),
+    messages.finish(bigint, bigint, messages.message_status, text, jsonb),
+    messages.finish_many(bigint[], bigint[], messages.message_status[], text[], jsonb[]),
+    messages.retry(bigint, bigint, interval, text, messages.message_status),
+    messages.release(bigint, bigint, interval),
+    messages.release_many(bigint[], bigint[], interval),
+    messages.extend(bigint, bigint, interval),
+    messages.extend_many(bigint[], bigint[], interval),
+    messages.take(text, integer),
+    messages.reap(integer),
+    messages.stage_due(integer),
+    messages.renotify(),
+    messages.maintain(),
+    messages.queue_info(text)
+    to notifyq_worker, notifyq_admin;
+
+  grant select on all tables in schema messages to notifyq_reader, notifyq_admin;
+  grant execute on function
+    messages.queue_info(text),
+    messages.message_list(text, messages.message_state, integer),
+    messages.message_find(bigint),
+    messages.archive_list(text, messages.message_status, integer, timestamptz),
+    messages.archive_find(bigint),
+    messages.archive_summary(text, timestamptz),
+    messages.dead_list(text, integer, integer),
+    messages.dead_count(text),
+    messages.dead_since(pg_snapshot, text)
+    to notifyq_reader, notifyq_admin;
+
+  grant execute on function
+    messages.create_queue(text, interval, integer, interval, interval, text, interval),
+    messages.alter_queue(text, interval, integer, interval, interval, text, interval),
+    messages.drop_queue(text, boolean),
+    messages.pause_queue(text),
+    messages.resume_queue(text),
+    messages.cancel(bigint),
+    messages.dead_delete(bigint[])
+    to notifyq_admin;
+end;
+$$;
