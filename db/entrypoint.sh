@@ -22,6 +22,7 @@ listen_addresses = '*'
 shared_preload_libraries = 'pg_cron'
 cron.database_name = '$POSTGRES_DB'
 cron.use_background_workers = on
+cron.log_statement = off
 max_worker_processes = 24
 CONF
 }

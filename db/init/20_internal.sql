@@ -32,7 +32,6 @@ $$;
 create or replace function messages._invalid(message text, hint text default '')
   returns void
   language plpgsql
-  immutable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$

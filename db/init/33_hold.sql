@@ -130,3 +130,36 @@ $$;
 comment on function messages.release(bigint, bigint, interval) is
   'Give up a lock as if the message had not been claimed: it is back in its old place at once, or '
   'after delay, and the attempt does not count. False: the lock was lost, and nothing changed.';
+
+create or replace function messages.release_orphans(worker text, known bigint[])
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_orphans messages.message[];
+begin
+  v_orphans := array(
+    select m
+    from messages.message as m
+    where m.state = 'locked'
+      and m.locked_by = release_orphans.worker
+      and m.id <> all (release_orphans.known)
+    order by m.id
+    for update skip locked
+  );
+  return (
+    select count(*)
+    from messages.release_many(
+      array(select o.id from unnest(v_orphans) as o),
+      array(select o.lock_token from unnest(v_orphans) as o)
+    )
+  );
+end;
+$$;
+comment on function messages.release_orphans(text, bigint[]) is
+  'Release what is locked in the name of worker and not among the ids known to it: the messages of '
+  'a claim whose answer was lost with the connection. Returns how many. The name must be the '
+  'worker''s alone.';

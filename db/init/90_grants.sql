@@ -37,6 +37,7 @@ begin
     messages.retry(bigint, bigint, interval, text, messages.message_status),
     messages.release(bigint, bigint, interval),
     messages.release_many(bigint[], bigint[], interval),
+    messages.release_orphans(text, bigint[]),
     messages.extend(bigint, bigint, interval),
     messages.extend_many(bigint[], bigint[], interval),
     messages.take(text, integer),

@@ -1,0 +1,102 @@
+"""`notifyq server`: the development server from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from notifyq.embedded import development
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+server = typer.Typer(
+    name="server",
+    help="A private PostgreSQL for development: no installation, no configuration.",
+    no_args_is_help=True,
+)
+
+
+@server.command()
+def start() -> None:
+    """Start the server, creating it at first use; it runs until `notifyq server stop`."""
+    running = development()
+    running.start(detached=True)
+    typer.echo(
+        f"PostgreSQL is running (pid {running.running}), its data lives in {running.directory}"
+    )
+    typer.echo('export NOTIFYQ_DSN="$(notifyq server url)"   # the port changes with each start')
+
+
+@server.command()
+def stop(
+    delete: Annotated[bool, typer.Option("--delete", help="Remove all its data, too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+) -> None:
+    """Stop the server, whoever started it."""
+    running = development()
+    if delete:
+        if not yes:
+            typer.confirm(f"Remove all data in {running.directory}?", abort=True)
+        running.delete()
+        typer.echo(f"stopped, and the data in {running.directory} is gone")
+        return
+    running.stop(force=True)
+    typer.echo("stopped")
+
+
+@server.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tell whether the server runs, and where its data is. Exit code 3: it is stopped."""
+    asked = development()
+    state = asked.state
+    facts = {
+        "status": "running" if state else "stopped",
+        "version": state and state.starter.version,
+        "pid": state and state.pid,
+        "port": state and state.port,
+        "directory": str(asked.directory),
+        "bytes": _size(asked.directory),
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        for name, value in facts.items():
+            if value is not None:
+                typer.echo(f"{name:<10} {value}")
+    if state is None:
+        raise typer.Exit(3)
+
+
+@server.command()
+def url() -> None:
+    """Print the address of the running server, password included."""
+    running = development()
+    if running.running is None:
+        typer.echo("the server is stopped: run `notifyq server start`", err=True)
+        raise typer.Exit(1)
+    typer.echo(running.dsn)
+
+
+def _size(directory: Path) -> int:
+    """Return the bytes in all files below; files of a running server come and go meanwhile."""
+    total = 0
+    pending = [os.fspath(directory)]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                        continue
+                    with suppress(FileNotFoundError):
+                        total += entry.stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            continue
+    return total

@@ -1,0 +1,94 @@
+"""Turns a fresh Python process into a server process: gives up root, ties its life to its starter.
+
+It runs as a program (`python -I -S launch.py …`), because the usual alternative, `preexec_fn`, is
+not safe in a starter that has threads. It imports nothing of notifyq, and everything before it
+gives up root: afterwards its own interpreter may be out of reach.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Account(NamedTuple):
+    """A user of this machine that a server runs as."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+class Tie(StrEnum):
+    """How long the launched program lives.
+
+    `thread` ends it when the thread that launched it ends, which needs Linux. `pipe` keeps this
+    launcher as its parent and ends it when the launcher's standard input closes: for systems
+    without PR_SET_PDEATHSIG (macOS) and for starters in a thread of unknown life.
+    """
+
+    none = "none"
+    thread = "thread"
+    pipe = "pipe"
+
+
+def launcher(tie: Tie, account: Account | None, command: Sequence[str | Path]) -> list[str]:
+    """Return the command line that launches `command` as `account`, tied to the caller."""
+    uid, gid = (account.uid, account.gid) if account else (-1, -1)
+    own = [sys.executable, "-I", "-S", __file__, tie, str(os.getpid()), str(uid), str(gid)]
+    return [*own, *map(str, command)]
+
+
+def _main(tie: str, starter: int, uid: int, gid: int, *command: str) -> NoReturn:
+    if tie == Tie.pipe:
+        sys.exit(_stay_as_parent(uid, gid, command))
+    if tie == Tie.none and os.fork():
+        sys.exit()  # an orphan is reaped by init, so a detached server never waits for its starter
+    if uid >= 0:
+        os.setgroups([])
+        os.setgid(gid)
+        os.setuid(uid)
+    if tie == Tie.thread:
+        _end_with(starter)
+    os.execv(command[0], command)  # noqa: S606  no shell is wanted
+
+
+def _end_with(starter: int) -> None:
+    if sys.platform == "linux":
+        # After setuid, which clears it. SIGINT is PostgreSQL's fast shutdown.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    if os.getppid() != starter:
+        sys.exit("the starter has gone")  # it died before the line above could notice
+
+
+def _stay_as_parent(uid: int, gid: int, command: Sequence[str]) -> int:
+    account = Account("", uid, gid) if uid >= 0 else None
+    child = subprocess.Popen(  # noqa: S603  the command is our own
+        launcher(Tie.thread, account, command),
+        stdin=subprocess.DEVNULL,
+        close_fds=False,  # the lock that marks the server as alive is passed on
+    )
+
+    def end_with_input() -> None:
+        sys.stdin.buffer.read()
+        child.send_signal(signal.SIGINT)
+
+    threading.Thread(target=end_with_input, daemon=True).start()
+    return child.wait()
+
+
+if __name__ == "__main__":
+    _tie, _starter, _uid, _gid, *_command = sys.argv[1:]
+    _main(_tie, int(_starter), int(_uid), int(_gid), *_command)

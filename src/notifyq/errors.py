@@ -1,0 +1,98 @@
+"""Every error that notifyq raises, as one tree.
+
+NotifyqError
+├─ ConfigurationError (ValueError)
+├─ ServerError                      the embedded server cannot be found or started
+├─ DatabaseUnavailableError         no connection, and the retries are used up
+├─ AccessDeniedError                the database user may not do this
+├─ SchemaError
+│  ├─ SchemaMissingError
+│  ├─ SchemaTooOldError
+│  └─ SchemaTooNewError
+├─ LockLostError                    the lock is another worker's, or nobody's
+└─ DatabaseError (asyncpg.PostgresError)     raised by the functions in schema messages
+   ├─ QueueNotFoundError     NQ001
+   ├─ InvalidArgumentError   NQ003
+   ├─ QueueNotEmptyError     NQ005
+   ├─ OutdatedSchemaError    NQ901
+   └─ IncompleteInstallError NQ902
+
+asyncpg raises the classes that carry an SQLSTATE by itself: deriving from its PostgresError
+registers them, so nothing maps codes and no text of an error is ever read.
+"""
+
+import asyncpg
+
+
+class NotifyqError(Exception):
+    """The root of all errors of notifyq; its text is one line that says what to do."""
+
+
+class ConfigurationError(NotifyqError, ValueError):
+    """A setting, an argument or a module path is wrong."""
+
+
+class ServerError(NotifyqError):
+    """The embedded PostgreSQL cannot be found, started or stopped."""
+
+
+class DatabaseUnavailableError(NotifyqError):
+    """The server cannot be reached, also after the retries."""
+
+
+class AccessDeniedError(NotifyqError):
+    """The database user lacks a right that the call needs."""
+
+
+class SchemaError(NotifyqError):
+    """The schema in the database is not one that this version can work with."""
+
+
+class SchemaMissingError(SchemaError):
+    """The schema is not installed in this database."""
+
+
+class SchemaTooOldError(SchemaError):
+    """The schema is older than this version needs."""
+
+
+class SchemaTooNewError(SchemaError):
+    """The schema is newer than this version knows."""
+
+
+class LockLostError(NotifyqError):
+    """The lock of a message ended before its handler did; the outcome was dropped."""
+
+
+class DatabaseError(NotifyqError, asyncpg.PostgresError):
+    """An error that a function of schema messages raised, with SQLSTATE class NQ."""
+
+
+class QueueNotFoundError(DatabaseError):
+    """There is no queue of this name."""
+
+    sqlstate = "NQ001"
+
+
+class InvalidArgumentError(DatabaseError):
+    """An argument is outside of what the function takes."""
+
+    sqlstate = "NQ003"
+
+
+class QueueNotEmptyError(DatabaseError):
+    """The queue still has messages, and force was not asked for."""
+
+    sqlstate = "NQ005"
+
+
+class OutdatedSchemaError(DatabaseError):
+    """The init files were run over an older schema, which only migrations may change."""
+
+    sqlstate = "NQ901"
+
+
+class IncompleteInstallError(DatabaseError):
+    """Something that an install must have is missing."""
+
+    sqlstate = "NQ902"
