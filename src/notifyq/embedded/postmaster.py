@@ -88,7 +88,7 @@ class Postmaster:
         tie = Tie.none if detached else _tie()
         chosen = {"port": str(_free_port()), **settings}
         options = [f"--{name}={value}" for name, value in chosen.items()]
-        command = [binaries / "postgres", "-D", self._folder.data, *options]
+        command: list[str | Path] = [binaries / "postgres", "-D", self._folder.data, *options]
         log = os.open(self._folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             with self._folder.occupied() as alive:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from notifyq.embedded import binaries as programs
 from notifyq.embedded import cluster
-from notifyq.embedded.folder import Folder, Starter, State, home
+from notifyq.embedded.folder import Folder, Starter, State, home, wait_until
 from notifyq.embedded.postmaster import Postmaster
 from notifyq.errors import ServerError
 
@@ -25,6 +25,7 @@ _SETTINGS = {
     "max_worker_processes": "24",
     "synchronous_commit": "off",
 }
+_FAREWELL_SECONDS = 1.0
 _CARELESS = {"fsync": "off", "full_page_writes": "off"}
 
 
@@ -95,7 +96,7 @@ class Server:
     def running(self) -> int | None:
         """The process id of the running server."""
         state = self.state
-        return state and state.pid
+        return state.pid if state else None
 
     @property
     def dsn(self) -> str:
@@ -142,15 +143,17 @@ class Server:
         if not self._folder.in_use:
             return False
         starter = self._folder.starter()
-        if starter is None or not (starter.detached or starter.alive):
-            self._postmaster.end()  # it noticed the end of its starter too, and is half gone
-            return False
-        if not starter.detached and starter.pid != os.getpid():
+        if starter and (starter.detached or starter.pid == os.getpid()):
+            return self._postmaster.becomes_ready()
+        # A starter killed a moment ago may not have noticed yet, nor its server.
+        ended = wait_until(lambda: starter is None or not starter.alive, _FAREWELL_SECONDS)
+        if starter and not ended and self._folder.in_use:
             raise ServerError(
                 f"process {starter.pid} started the server in {self.directory} and will stop it: "
                 "wait for its end and run `notifyq server start`, or use --dsn"
             )
-        return self._postmaster.becomes_ready()
+        self._postmaster.end()
+        return False
 
     def _start(self, *, detached: bool) -> None:
         account = self._folder.account()
@@ -182,7 +185,7 @@ class Server:
         label = self._folder.data / "PG_VERSION"
         if label.exists() and (maker := label.read_text().strip()) != version.split(".")[0]:
             raise ServerError(
-                f"the data in {self.directory} is of PostgreSQL {maker}, the programs are {version}: "
+                f"the data in {self.directory} needs PostgreSQL {maker}, and this is {version}: "
                 "set NOTIFYQ_PG_BIN, or start afresh after `notifyq server stop --delete`"
             )
 

@@ -1,0 +1,59 @@
+"""A message queue that lives inside PostgreSQL.
+
+An `INSERT` publishes, a trigger rings `NOTIFY`, workers claim rows, finished messages move to an
+archive. The behaviour is that of the SQL functions in schema `messages`; this package calls them.
+"""
+
+from notifyq.app import App
+from notifyq.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    DatabaseError,
+    DatabaseUnavailableError,
+    IncompleteInstallError,
+    InvalidArgumentError,
+    LockLostError,
+    NotifyqError,
+    OutdatedSchemaError,
+    QueueNotEmptyError,
+    QueueNotFoundError,
+    SchemaError,
+    SchemaMissingError,
+    SchemaTooNewError,
+    SchemaTooOldError,
+    ServerError,
+)
+from notifyq.handlers import Handler, Reject, Retry
+from notifyq.model import ArchivedMessage, Message, State, Status
+from notifyq.worker import Worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccessDeniedError",
+    "App",
+    "ArchivedMessage",
+    "ConfigurationError",
+    "DatabaseError",
+    "DatabaseUnavailableError",
+    "Handler",
+    "IncompleteInstallError",
+    "InvalidArgumentError",
+    "LockLostError",
+    "Message",
+    "NotifyqError",
+    "OutdatedSchemaError",
+    "QueueNotEmptyError",
+    "QueueNotFoundError",
+    "Reject",
+    "Retry",
+    "SchemaError",
+    "SchemaMissingError",
+    "SchemaTooNewError",
+    "SchemaTooOldError",
+    "ServerError",
+    "State",
+    "Status",
+    "Worker",
+    "__version__",
+]

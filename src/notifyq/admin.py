@@ -1,0 +1,85 @@
+"""Queues and the schema: what an operator does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from notifyq import sql
+from notifyq.errors import SchemaTooNewError, SchemaTooOldError
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    import asyncpg
+
+    from notifyq.database import Database
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Policy of a queue; None is the default when it is created, "as it is" when it is altered."""
+
+    lock_timeout: timedelta | None = None
+    max_attempts: int | None = None
+    backoff: timedelta | None = None
+    backoff_max: timedelta | None = None
+    bell: str | None = None
+    retention: timedelta | None = None
+
+    def args(self) -> tuple[object, ...]:
+        """The values in the order of the SQL functions."""
+        return (
+            self.lock_timeout,
+            self.max_attempts,
+            self.backoff,
+            self.backoff_max,
+            self.bell,
+            self.retention,
+        )
+
+
+class Admin:
+    """Create, change, pause and drop queues."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def check_schema(self) -> None:
+        """Raise unless the schema in the database is the one that this version works with."""
+        installed = await self._database.value(sql.VERSION)
+        if installed < sql.SCHEMA_VERSION:
+            raise SchemaTooOldError(
+                f"version {installed} of the schema is installed, {sql.SCHEMA_VERSION} is needed: "
+                "run `notifyq migrate`"
+            )
+        if installed > sql.SCHEMA_VERSION:
+            raise SchemaTooNewError(
+                f"version {installed} of the schema is installed, this notifyq knows "
+                f"{sql.SCHEMA_VERSION}: upgrade the package"
+            )
+
+    async def create_queue(self, name: str, policy: Policy | None = None) -> bool:
+        """Create a queue. False: it existed, and nothing changed."""
+        args = (policy or Policy()).args()
+        return bool(await self._database.value(sql.CREATE_QUEUE, name, *args))
+
+    async def alter_queue(self, name: str, policy: Policy) -> None:
+        """Change the policy of a queue."""
+        await self._database.fetch(sql.ALTER_QUEUE, name, *policy.args())
+
+    async def drop_queue(self, name: str, *, force: bool = False) -> int:
+        """Drop a queue, with `force` also its live messages; return how many those were."""
+        return int(await self._database.value(sql.DROP_QUEUE, name, force))
+
+    async def pause_queue(self, name: str) -> bool:
+        """Hand out no more messages. False: it was paused already."""
+        return bool(await self._database.value(sql.PAUSE_QUEUE, name))
+
+    async def resume_queue(self, name: str) -> bool:
+        """Hand out messages again. False: it was not paused."""
+        return bool(await self._database.value(sql.RESUME_QUEUE, name))
+
+    async def queue_info(self, name: str | None = None) -> list[asyncpg.Record]:
+        """Policy and counts of each queue, or of one."""
+        return await self._database.fetch(sql.QUEUE_INFO, name)

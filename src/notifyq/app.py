@@ -1,0 +1,167 @@
+"""The App: one database, its handlers, and publishing; what user code imports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from notifyq.admin import Admin, Policy
+from notifyq.archive import Archive
+from notifyq.config import DatabaseSettings, WorkerSettings, dsn_from_environment
+from notifyq.database import Database
+from notifyq.errors import ConfigurationError
+from notifyq.handlers import Handler, P, R, Registry, make_handler, seconds
+from notifyq.publisher import Publisher
+from notifyq.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import timedelta
+
+    from notifyq.events import Sink
+
+
+class App:
+    """Register handlers, publish messages, run workers.
+
+    The DSN is that of the argument, else NOTIFYQ_DSN, looked up when it is first needed.
+    `listen_dsn` is where the worker listens when `dsn` goes through a pooler. Settings of the
+    connection are those of `DatabaseSettings`, by keyword or environment.
+    """
+
+    def __init__(
+        self, dsn: str | None = None, *, listen_dsn: str | None = None, **settings: Any
+    ) -> None:
+        self.dsn = dsn
+        self.listen_dsn = listen_dsn
+        self.registry = Registry()
+        self._settings = DatabaseSettings.load(**settings)
+        self._database: Database | None = None
+
+    async def __aenter__(self) -> Self:
+        """Connect; an App also connects by itself when it is first used."""
+        await self.database.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; the App can be used again."""
+        database, self._database = self._database, None
+        if database is not None:
+            await database.close()
+
+    @property
+    def database(self) -> Database:
+        """The pool of connections."""
+        if self._database is None:
+            dsn = self.dsn or dsn_from_environment()
+            if dsn is None:
+                raise ConfigurationError(
+                    "no database: set NOTIFYQ_DSN or give the App a DSN like "
+                    "postgresql://user:password@host:5432/database"
+                )
+            self._database = Database(dsn, settings=self._settings)
+        return self._database
+
+    @property
+    def admin(self) -> Admin:
+        """Create, change, pause and drop queues."""
+        return Admin(self.database)
+
+    @property
+    def archive(self) -> Archive:
+        """Read live and finished messages; retry dead ones."""
+        return Archive(self.database)
+
+    def handler(
+        self,
+        queue: str = "default",
+        *,
+        timeout: timedelta | float | None = None,
+        heartbeat: bool = True,
+        lock_timeout: timedelta | float | None = None,
+        max_attempts: int | None = None,
+        backoff: timedelta | float | None = None,
+        backoff_max: timedelta | float | None = None,
+    ) -> Callable[[Callable[P, R]], Handler[P, R]]:
+        """Register a function, async or sync, as the handler of a queue.
+
+        It takes the payload, validated as the parameter's annotation says, and, where a parameter
+        is annotated `notifyq.Message`, the message itself. What it returns is archived as JSON.
+        `Reject` archives the message as rejected, `Retry` and any other exception end the attempt.
+
+        A handler that runs longer than `timeout` is stopped and has failed. While it runs, its lock
+        is extended; with `heartbeat=False` it is not, and a handler that outlives its lock is
+        stopped and archived as lock_expired. Durations are timedeltas or seconds.
+
+        A worker creates the queue if there is none, with `lock_timeout`, `max_attempts`, `backoff`
+        and `backoff_max` as its policy; of a queue that exists the policy in the database holds.
+        """
+        lock = seconds(lock_timeout)
+        policy = Policy(
+            lock_timeout=lock,
+            max_attempts=max_attempts,
+            backoff=seconds(backoff),
+            backoff_max=seconds(backoff_max),
+        )
+
+        def register(function: Callable[P, R]) -> Handler[P, R]:
+            handler = make_handler(
+                queue,
+                function,
+                publisher=self.publish,
+                policy=policy,
+                timeout=seconds(timeout),
+                heartbeat=heartbeat,
+                lock_timeout=lock,
+            )
+            self.registry.add(handler)
+            return handler
+
+        return register
+
+    async def publish(self, queue: str, payload: Any, **options: Any) -> int:
+        """Publish one message and return its id; the options are those of `Publisher.publish`."""
+        return await Publisher(self.database).publish(queue, payload, **options)
+
+    async def publish_many(self, queue: str, payloads: Iterable[Any], **options: Any) -> list[int]:
+        """Publish many; return their ids. The options are those of `Publisher.publish_many`."""
+        return await Publisher(self.database).publish_many(queue, payloads, **options)
+
+    async def create_queues(self, queues: Sequence[str] = ()) -> list[str]:
+        """Create the queues of the handlers where they are missing; return those that were."""
+        missing = [
+            queue
+            for queue in queues or self.registry.queues()
+            if not await self.admin.queue_info(queue)
+        ]
+        for queue in missing:
+            await self.admin.create_queue(queue, self.registry[queue].policy)
+        return missing
+
+    def worker(
+        self, *, queues: Sequence[str] = (), sink: Sink | None = None, **settings: Any
+    ) -> Worker:
+        """A worker for all queues that have a handler, or for some of them.
+
+        Settings are those of `WorkerSettings`, by keyword or environment.
+        """
+        options = {} if sink is None else {"sink": sink}
+        return Worker(
+            self.database,
+            self.registry,
+            settings=WorkerSettings.load(**settings),
+            queues=queues,
+            listen_dsn=self.listen_dsn,
+            **options,
+        )
+
+    async def work(self, **options: Any) -> Worker:
+        """Check the schema, create missing queues, run a worker until it is stopped."""
+        worker = self.worker(**options)
+        async with self:
+            await self.admin.check_schema()
+            await self.create_queues(worker.queues)
+            await worker.run()
+        return worker

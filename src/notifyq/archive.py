@@ -1,0 +1,106 @@
+"""Reading and clearing what is live and what is finished; dead messages above all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from notifyq import sql
+from notifyq.model import ArchivedMessage, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    import asyncpg
+
+    from notifyq.database import Database
+
+
+class Archive:
+    """Messages by id, by queue and by how they ended."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def find(self, message_id: int) -> Message | ArchivedMessage | None:
+        """The message with this id, live or finished."""
+        # The archive is looked at first and last: a message may move between two looks.
+        for statement in (sql.ARCHIVE_FIND, sql.MESSAGE_FIND, sql.ARCHIVE_FIND):
+            rows = await self._database.fetch(statement, message_id)
+            if rows:
+                kind = Message if statement == sql.MESSAGE_FIND else ArchivedMessage
+                return kind.from_row(rows[0])
+        return None
+
+    async def live(
+        self, queue: str | None = None, state: str | None = None, quantity: int = 100
+    ) -> list[Message]:
+        """Live messages, the oldest first."""
+        rows = await self._database.fetch(sql.MESSAGE_LIST, queue, state, quantity)
+        return [Message.from_row(row) for row in rows]
+
+    async def finished(
+        self,
+        queue: str | None = None,
+        status: str | None = None,
+        quantity: int = 100,
+        since: datetime | None = None,
+    ) -> list[ArchivedMessage]:
+        """Finished messages, the latest first."""
+        rows = await self._database.fetch(sql.ARCHIVE_LIST, queue, status, quantity, since)
+        return [ArchivedMessage.from_row(row) for row in rows]
+
+    async def summary(
+        self, queue: str | None = None, since: datetime | None = None
+    ) -> list[asyncpg.Record]:
+        """Counts and percentiles by queue and status; status None is the queue as a whole."""
+        return await self._database.fetch(sql.ARCHIVE_SUMMARY, queue, since)
+
+    async def dead(
+        self, queue: str | None = None, quantity: int = 100, skip: int = 0
+    ) -> list[ArchivedMessage]:
+        """Dead messages that were not retried, the latest first."""
+        rows = await self._database.fetch(sql.DEAD_LIST, queue, quantity, skip)
+        return [ArchivedMessage.from_row(row) for row in rows]
+
+    async def dead_count(self, queue: str | None = None) -> int:
+        """How many dead messages were not retried."""
+        return int(await self._database.value(sql.DEAD_COUNT, queue))
+
+    async def dead_retry(self, ids: Sequence[int]) -> list[int]:
+        """Publish dead messages again, each at most once; return the new ids."""
+        return [row[0] for row in await self._database.fetch(sql.DEAD_RETRY, ids)]
+
+    async def dead_delete(self, ids: Sequence[int]) -> int:
+        """Delete dead messages for good; return how many were."""
+        return int(await self._database.value(sql.DEAD_DELETE, ids))
+
+    async def redrive(
+        self,
+        queue: str | None = None,
+        status: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        quantity: int = 1000,
+    ) -> int:
+        """Retry a slice of the dead messages, the oldest first; return how many."""
+        return int(await self._database.value(sql.REDRIVE, queue, status, since, until, quantity))
+
+    async def snapshot(self) -> str:
+        """What is committed now: the start for `dead_since`."""
+        return str(await self._database.value(sql.SNAPSHOT))
+
+    async def dead_since(
+        self, seen: str, queue: str | None = None
+    ) -> tuple[str, list[ArchivedMessage]]:
+        """Dead messages whose archiving was not committed in snapshot `seen`, and the next one.
+
+        By id or by time a message that is committed late would be missed; by snapshots none is.
+        """
+        rows = await self._database.persist(sql.DEAD_SINCE, seen, queue)
+        dead = [ArchivedMessage.from_row(row) for row in rows if row["id"] is not None]
+        return rows[0]["snapshot"], dead
+
+    async def cancel(self, message_id: int) -> bool:
+        """Archive a message that nobody handles yet as rejected."""
+        return bool(await self._database.value(sql.CANCEL, message_id))

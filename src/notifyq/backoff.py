@@ -1,0 +1,70 @@
+"""How often and how long a lost connection is tried again: always bounded, jittered and logged."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import asyncpg
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_delay,
+    wait_exponential_jitter,
+)
+
+if TYPE_CHECKING:
+    import logging
+    from datetime import timedelta
+
+# The server is gone, going, coming, full, or has become a standby: another try may succeed.
+_PASSING = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.DatabaseDroppedError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.IdleSessionTimeoutError,
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    ConnectionError,
+    TimeoutError,
+    OSError,
+)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may succeed a little later, on this connection or a new one."""
+    if isinstance(error, asyncpg.InterfaceError):
+        # asyncpg has no class of its own for "connection is closed"; a bug in a call of ours would
+        # be one too, and then ends with the retries.
+        return not isinstance(error, asyncpg.InternalClientError | asyncpg.DataError)
+    return isinstance(error, _PASSING) and not isinstance(error, asyncio.CancelledError)
+
+
+def retrying(what: str, log: logging.Logger, lasting: timedelta) -> AsyncRetrying:
+    """Retry what passes for as long as `lasting`; then the last error is raised as it is."""
+
+    def before_sleep(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        log.warning(
+            "%s failed (%s: %s), try %d follows in %.1f s",
+            what,
+            type(error).__name__,
+            error,
+            state.attempt_number + 1,
+            state.upcoming_sleep,
+        )
+
+    return AsyncRetrying(
+        retry=retry_if_exception(is_passing),
+        stop=stop_after_delay(lasting),
+        wait=wait_exponential_jitter(initial=0.1, max=5, jitter=0.5),
+        before_sleep=before_sleep,
+        reraise=True,
+    )

@@ -1,0 +1,189 @@
+"""Connections: how they are made, pooled, tried again, and how their errors become ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from notifyq.backoff import is_passing, retrying
+from notifyq.config import DatabaseSettings, masked
+from notifyq.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    NotifyqError,
+    SchemaMissingError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from typing import TypeAlias
+
+    from asyncpg.pool import PoolConnectionProxy
+
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+    # What a caller's open transaction runs on: a connection of its own, or one of a pool.
+    AnyConnection: TypeAlias = Connection | PoolConnectionProxy[asyncpg.Record]
+
+log = logging.getLogger("notifyq.database")
+
+
+def _session(name: str) -> dict[str, str]:
+    return {
+        "application_name": name,
+        # Claims at SERIALIZABLE fail by the dozen, whatever the database's default says.
+        "default_transaction_isolation": "read committed",
+    }
+
+
+def explained(error: BaseException, dsn: str) -> NotifyqError | None:
+    """Our error for a foreign one, or None where it is not ours to explain."""
+    where = masked(dsn)
+    match error:
+        case NotifyqError():
+            return error
+        case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
+            return AccessDeniedError(f"{error}: check user and password of {where}")
+        case asyncpg.InvalidCatalogNameError():
+            return DatabaseUnavailableError(f"{error}: create it, or correct {where}")
+        case asyncpg.InsufficientPrivilegeError():
+            return AccessDeniedError(
+                f"{error}: ask the owner for one of the roles notifyq_publisher, notifyq_worker, "
+                "notifyq_reader, notifyq_admin"
+            )
+        case (
+            asyncpg.InvalidSchemaNameError()
+            | asyncpg.UndefinedFunctionError()
+            | asyncpg.UndefinedTableError()
+        ):
+            return SchemaMissingError(f"{error}: install the schema with `notifyq init`")
+        case asyncpg.ClientConfigurationError():
+            return ConfigurationError(f"the DSN {where} cannot be used: {error}")
+        case _ if is_passing(error):
+            reason = str(error) or type(error).__name__
+            return DatabaseUnavailableError(
+                f"no connection to {where}: {reason}: is the server running?"
+            )
+        case _:
+            return None
+
+
+@contextlib.contextmanager
+def explaining(dsn: str) -> Iterator[None]:
+    """Raise our errors in place of asyncpg's and the system's; the one place that translates."""
+    try:
+        yield
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        ours = explained(error, dsn)
+        if ours is None or isinstance(error, NotifyqError):
+            raise
+        raise ours from error
+
+
+async def connect(dsn: str, *, name: str = "notifyq", timeout: float = 10) -> Connection:
+    """Open one connection; `name` is what pg_stat_activity shows."""
+    try:
+        parts = urlsplit(dsn)
+        known = parts.scheme in {"postgres", "postgresql"} and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        raise ConfigurationError(
+            f"the DSN {masked(dsn)!r} cannot be used: "
+            "it must look like postgresql://user:password@host:5432/database"
+        )
+    with explaining(dsn):
+        return await asyncpg.connect(dsn, timeout=timeout, server_settings=_session(name))
+
+
+class Database:
+    """A pool of connections that answers calls, trying again while a lost server comes back."""
+
+    def __init__(
+        self, dsn: str, *, settings: DatabaseSettings | None = None, name: str = "notifyq"
+    ) -> None:
+        self.dsn = dsn
+        self.settings = settings or DatabaseSettings.load()
+        self.name = name
+        self._pool: Pool | None = None
+        self._opening = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"Database({masked(self.dsn)!r})"
+
+    async def __aenter__(self) -> Database:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def open(self) -> Pool:
+        """Connect, once; a server that is not there is an error at once."""
+        async with self._opening:
+            if self._pool is None:
+                settings = self.settings
+                timeout = settings.connect_timeout.total_seconds()
+                # A single connection first: its errors are about this DSN, a pool's are not.
+                await (await connect(self.dsn, name=self.name, timeout=timeout)).close()
+                self._pool = await asyncpg.create_pool(
+                    self.dsn,
+                    min_size=1,
+                    max_size=settings.pool_size,
+                    timeout=timeout,
+                    command_timeout=settings.command_timeout.total_seconds(),
+                    server_settings=_session(self.name),
+                )
+            return self._pool
+
+    async def close(self) -> None:
+        """Close the pool; calls that still run get a few seconds."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            try:
+                await asyncio.wait_for(pool.close(), 5)
+            except TimeoutError:
+                pool.terminate()
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[AnyConnection]:
+        """Borrow a connection of the pool, for a transaction or a COPY."""
+        pool = await self.open()
+        with explaining(self.dsn):
+            async with pool.acquire() as connection:
+                yield connection
+
+    async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
+        """Run a call once and return its rows."""
+        pool = await self.open()
+        with explaining(self.dsn):
+            return await pool.fetch(statement, *args)
+
+    async def value(self, statement: str, *args: Any) -> Any:
+        """Run a call once and return its one value."""
+        pool = await self.open()
+        with explaining(self.dsn):
+            return await pool.fetchval(statement, *args)
+
+    async def persist(
+        self, statement: str, *args: Any, retried: Callable[[], None] | None = None
+    ) -> list[asyncpg.Record]:
+        """Run a call that is safe to repeat until it is through, or the retries are used up.
+
+        `retried` is called before each repetition: the call before may have taken effect.
+        """
+        pool = await self.open()
+        what = f"a call to {masked(self.dsn)}"
+        with explaining(self.dsn):
+            async for attempt in retrying(what, log, self.settings.retry_for):
+                with attempt:
+                    if retried is not None and attempt.retry_state.attempt_number > 1:
+                        retried()
+                    return await pool.fetch(statement, *args)
+        raise AssertionError  # tenacity returns or raises; this line tells the type checker

@@ -1,0 +1,130 @@
+"""What happens inside a worker, as typed events. Logs, metrics and tests are sinks of the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+log = logging.getLogger("notifyq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """The root of all events."""
+
+    level: ClassVar[int] = logging.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStarted(Event):
+    """A worker listens and begins to claim."""
+
+    worker: str
+    queues: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStopping(Event):
+    """A worker claims no more; `running` handlers have up to `grace` seconds."""
+
+    worker: str
+    running: int
+    grace: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStopped(Event):
+    """A worker has ended; `released` messages went back unfinished."""
+
+    worker: str
+    handled: int
+    released: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesClaimed(Event):
+    """One claim brought `quantity` messages."""
+
+    level: ClassVar[int] = logging.DEBUG
+    quantity: int
+    queues: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFinished(Event):
+    """A message was settled. `status` is an archive status, `retried` or `released`; in seconds."""
+
+    level: ClassVar[int] = logging.DEBUG
+    queue: str
+    message_id: int
+    status: str
+    wait: float
+    run: float
+    details: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockLost(Event):
+    """A message was settled too late: its lock was another's by then, and nothing changed."""
+
+    level: ClassVar[int] = logging.WARNING
+    queue: str
+    message_id: int
+    lock_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerConnected(Event):
+    """The listening session stands, and hears every bell from now on."""
+
+    backend_pid: int
+    again: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerLost(Event):
+    """The listening session broke; until it stands again only polling finds messages."""
+
+    level: ClassVar[int] = logging.WARNING
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepDone(Event):
+    """This process ran messages.maintain()."""
+
+    level: ClassVar[int] = logging.DEBUG
+    reaped: int
+    staged: int
+    rung: int
+    partitions_made: int
+    partitions_dropped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphansReleased(Event):
+    """Messages of a claim whose answer was lost went back to their queues."""
+
+    level: ClassVar[int] = logging.WARNING
+    quantity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerStuck(Event):
+    """A sync handler was given up, but its thread runs on and holds its slot of the worker."""
+
+    level: ClassVar[int] = logging.WARNING
+    queue: str
+    message_id: int
+
+
+Sink = Callable[[Event], None]
+
+
+def log_sink(event: Event) -> None:
+    """Log an event: its name is the message, its fields are `extra`."""
+    if log.isEnabledFor(event.level):
+        values = {f.name: getattr(event, f.name) for f in fields(event)}
+        log.log(event.level, type(event).__name__, extra={"event": values})

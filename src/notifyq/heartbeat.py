@@ -1,0 +1,105 @@
+"""Keeping the locks of running messages: extend them in time, and know when one is over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from notifyq import sql
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notifyq.listener import Session
+    from notifyq.model import Message
+
+_TICK = 0.1
+"""Seconds between two looks at the locks: locks shorter than about half a second are not held."""
+_MARGIN = 0.05
+"""Share of a lock that is given up for the time that its claim was under way."""
+
+
+@dataclass(slots=True)
+class Lock:
+    """The lock of one message, in this process's monotonic time: clocks of machines differ."""
+
+    message: Message
+    seconds: float
+    extends: bool
+    deadline: float
+    extend_at: float
+
+    @classmethod
+    def granted(cls, message: Message, since: float, *, extends: bool) -> Lock:
+        """The lock of a message just claimed; `since` is when the claim was sent."""
+        if message.lock_expires_at is None or message.locked_at is None:
+            raise ValueError(f"message {message.id} is not locked")
+        seconds = (message.lock_expires_at - message.locked_at).total_seconds()
+        lock = cls(message, seconds, extends, 0, 0)
+        lock.renew(since)
+        return lock
+
+    def renew(self, since: float) -> None:
+        """Count the lock's time from a request that was sent at `since`."""
+        self.deadline = since + self.seconds * (1 - _MARGIN)
+        self.extend_at = since + self.seconds / 3
+
+
+class Heartbeat:
+    """Extends the locks of messages whose handlers run, on the listener's session and loop.
+
+    There, a handler that blocks the main loop does not cost it the lock. `lost` is called, on the
+    loop of the listener, with the id of a message whose lock another has by now.
+    """
+
+    def __init__(self, lost: Callable[[int], None]) -> None:
+        self._locks: dict[int, Lock] = {}
+        self._lost = lost
+
+    def add(self, lock: Lock) -> None:
+        """Watch over a lock from now on."""
+        self._locks[lock.message.id] = lock
+
+    def remove(self, lock: Lock) -> None:
+        """Watch no more: the message is about to be settled."""
+        self._locks.pop(lock.message.id, None)
+
+    def expired(self) -> list[Lock]:
+        """Locks that are over as far as this process knows."""
+        now = time.monotonic()
+        return [lock for lock in list(self._locks.values()) if lock.deadline <= now]
+
+    def held(self) -> list[int]:
+        """The ids of all messages that are watched over."""
+        return list(self._locks)
+
+    async def serve(self, session: Session) -> None:
+        """Extend what is due, for ever."""
+        while True:
+            await asyncio.sleep(_TICK)
+            await self.beat(session)
+
+    async def beat(self, session: Session) -> None:
+        """Extend the locks that are due, in one call for each length of lock."""
+        now = time.monotonic()
+        due: dict[float, list[Lock]] = {}
+        for lock in list(self._locks.values()):
+            if lock.extends and lock.extend_at <= now:
+                due.setdefault(lock.seconds, []).append(lock)
+        for seconds, locks in due.items():
+            sent = time.monotonic()
+            rows = await session.fetch(
+                sql.EXTEND_MANY,
+                [lock.message.id for lock in locks],
+                [lock.message.lock_token for lock in locks],
+                timedelta(seconds=seconds),
+            )
+            held = {row[0] for row in rows}
+            for lock in locks:
+                if lock.message.id in held:
+                    lock.renew(sent)
+                elif self._locks.get(lock.message.id) is lock:
+                    self._lost(lock.message.id)

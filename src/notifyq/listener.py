@@ -1,0 +1,208 @@
+"""The one listening session of a process, in a thread and event loop of its own.
+
+A handler that blocks the main loop must not keep this session from reading its socket: the server
+would hold back vacuum for a listener that is deaf. What has to go on whatever handlers do, like
+extending locks, runs beside it as a service on the same session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+import asyncpg
+
+from notifyq.backoff import is_passing, retrying
+from notifyq.database import connect, explained
+from notifyq.errors import DatabaseUnavailableError
+from notifyq.events import Event, ListenerConnected, ListenerLost, Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from notifyq.config import DatabaseSettings
+    from notifyq.database import Connection
+
+    Bell = Callable[[str, str], None]
+    Service = Callable[["Session"], Awaitable[None]]
+
+log = logging.getLogger("notifyq.listener")
+
+
+class Session:
+    """The listening connection, for one call at a time."""
+
+    def __init__(self, connection: Connection, timeout: float) -> None:
+        self._connection = connection
+        self._timeout = timeout
+        self._turn = asyncio.Lock()
+
+    async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
+        """Run a call and return its rows; bells that arrive meanwhile are not lost."""
+        async with self._turn:
+            return await self._connection.fetch(statement, *args, timeout=self._timeout)
+
+
+class Listener:
+    """LISTEN on channels, for ever: after a lost connection listen again, then report a bell.
+
+    `on_bell(channel, payload)` and the sink are called on the event loop that started the listener.
+    `on_bell("", "")` means "something may have been missed": after every (re)connection.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        channels: Sequence[str],
+        on_bell: Bell,
+        *,
+        settings: DatabaseSettings,
+        name: str,
+        ping: float,
+        services: Sequence[Service] = (),
+        sink: Sink,
+    ) -> None:
+        self._dsn = dsn
+        self._channels = channels
+        self._on_bell = on_bell
+        self._settings = settings
+        self._name = name
+        self._ping_every = ping
+        self._services = services
+        self._sink = sink
+        self._heard: set[tuple[str, str]] = set()
+        self._connected_before = False
+
+    async def __aenter__(self) -> Self:
+        """Connect and listen; a server that is not there is an error here, later it is retried."""
+        self._home = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._home.create_future()
+        self.failed: asyncio.Future[None] = self._home.create_future()
+        """Set when the listener has given up: its exception says why."""
+        self.failed.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._thread = threading.Thread(target=self._run, name="notifyq-listener", daemon=True)
+        self._thread.start()
+        await self._ready
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        with suppress(RuntimeError):  # its loop has ended by itself
+            self._loop.call_soon_threadsafe(self._stop.set)
+        await self._home.run_in_executor(None, self._thread.join)
+        self.failed.cancel()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._listen_until_stopped())
+        except Exception as error:  # noqa: BLE001  any end of this thread must be heard of
+            self._call_home(self._fail, explained(error, self._dsn) or error)
+
+    def _fail(self, error: BaseException) -> None:
+        future = self.failed if self._ready.done() else self._ready
+        if not future.done():
+            future.set_exception(error)
+
+    def _call_home(self, function: Callable[..., None], *args: Any) -> None:
+        with suppress(RuntimeError):  # the main loop has gone: nobody is left to tell
+            self._home.call_soon_threadsafe(function, *args)
+
+    def _emit(self, event: Event) -> None:
+        self._call_home(self._sink, event)
+
+    async def _listen_until_stopped(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        listening = asyncio.create_task(self._listen())
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        listening.cancel()
+        with suppress(asyncio.CancelledError):
+            await listening
+
+    async def _listen(self) -> None:
+        while True:
+            connection = await self._connect()
+            try:
+                await self._serve(connection)
+            except BaseExceptionGroup as group:
+                error = _first(group)
+                if not is_passing(error):
+                    raise error from None
+                self._emit(ListenerLost(error=f"{type(error).__name__}: {error}"))
+            finally:
+                # Not close(): that asks a server that may never answer.
+                connection.terminate()
+
+    async def _connect(self) -> Connection:
+        timeout = self._settings.connect_timeout.total_seconds()
+        if not self._connected_before:
+            return await connect(self._dsn, name=self._name, timeout=timeout)
+        async for attempt in retrying("listening", log, self._settings.retry_for):
+            with attempt:
+                return await self._reconnect(timeout)
+        raise AssertionError  # tenacity returns or raises; this line tells the type checker
+
+    async def _reconnect(self, timeout: float) -> Connection:
+        try:
+            return await connect(self._dsn, name=self._name, timeout=timeout)
+        except DatabaseUnavailableError as error:
+            # The foreign error decides whether another try makes sense.
+            raise (error.__cause__ or error) from None
+
+    async def _serve(self, connection: Connection) -> None:
+        session = Session(connection, timeout=5)
+        gone = asyncio.Event()
+        connection.add_termination_listener(lambda _: gone.set())
+        for channel in self._channels:
+            await connection.add_listener(channel, self._hear)
+        again, self._connected_before = self._connected_before, True
+        self._emit(ListenerConnected(backend_pid=connection.get_server_pid(), again=again))
+        # After LISTEN is in force: what was published before is found by the look this causes, what
+        # comes later rings.
+        self._hear(connection, 0, "", "")
+        self._call_home(self._report_ready)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._ping(session))
+            group.create_task(_raise_when(gone))
+            for service in self._services:
+                group.create_task(_forever(service, session))
+
+    def _report_ready(self) -> None:
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    async def _ping(self, session: Session) -> None:
+        # A half-open socket looks alive for two hours; only an answer proves the session.
+        while True:
+            await asyncio.sleep(self._ping_every)
+            await session.fetch("select")
+
+    def _hear(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
+        # A thousand bells cost the main loop one call, which gives them their turn in a bunch.
+        if not self._heard:
+            self._call_home(self._deliver)
+        self._heard.add((channel, str(payload)))
+
+    def _deliver(self) -> None:
+        heard, self._heard = self._heard, set()
+        for channel, payload in heard:
+            self._on_bell(channel, payload)
+
+
+async def _forever(service: Service, session: Session) -> None:
+    await service(session)
+
+
+async def _raise_when(gone: asyncio.Event) -> None:
+    await gone.wait()
+    raise ConnectionError("the server closed the listening session")
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

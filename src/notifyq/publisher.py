@@ -1,0 +1,125 @@
+"""Publishing: one message, many, or a stream of them by COPY."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from notifyq import sql
+from notifyq.database import explaining
+from notifyq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Iterable
+    from datetime import datetime, timedelta
+
+    from notifyq.database import AnyConnection, Database
+
+
+def encode(payload: Any) -> str:
+    """JSON text of a payload: plain data, dataclasses, pydantic models, dates, UUIDs, enums."""
+    try:
+        return to_json(payload, inf_nan_mode="constants").decode()
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the payload cannot be written as JSON: {error}") from error
+
+
+class Publisher:
+    """Publish into queues, on the pool or inside a transaction of the caller's.
+
+    `connection` is the caller's own, with a transaction open or not: the message is there when
+    that transaction commits, and not if it doesn't.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def publish(
+        self,
+        queue: str,
+        payload: Any,
+        *,
+        connection: AnyConnection | None = None,
+        priority: int = 0,
+        delay: timedelta | None = None,
+        available_at: datetime | None = None,
+        type: str | None = None,
+        headers: dict[str, Any] | None = None,
+        dedup_key: str | None = None,
+    ) -> int:
+        """Publish one message and return its id; with a live `dedup_key`, the id that has it."""
+        args = (
+            queue,
+            encode(payload),
+            priority,
+            delay,
+            available_at,
+            type,
+            None if headers is None else encode(headers),
+            dedup_key,
+        )
+        return int(await self._value(connection, sql.PUBLISH, *args))
+
+    async def publish_many(
+        self,
+        queue: str,
+        payloads: Iterable[Any],
+        *,
+        connection: AnyConnection | None = None,
+        priority: int = 0,
+        delay: timedelta | None = None,
+        available_at: datetime | None = None,
+        type: str | None = None,
+        headers: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Publish messages with one statement and one bell; return their ids in order."""
+        args = (
+            queue,
+            [encode(payload) for payload in payloads],
+            priority,
+            delay,
+            available_at,
+            type,
+            None if headers is None else encode(headers),
+        )
+        if connection is None:
+            rows = await self._database.fetch(sql.PUBLISH_MANY, *args)
+        else:
+            with explaining(self._database.dsn):
+                rows = await connection.fetch(sql.PUBLISH_MANY, *args)
+        return [row[0] for row in rows]
+
+    async def copy(self, queue: str, messages: AsyncIterable[str]) -> int:
+        """Publish JSON texts by COPY, all or none; return how many."""
+
+        async def rows() -> Any:
+            async for message in messages:
+                yield queue, message
+
+        async with self._database.connection() as connection:
+            tag = await connection.copy_records_to_table(
+                "message", schema_name="messages", columns=["queue", "message"], records=rows()
+            )
+        return int(tag.split()[-1])
+
+    async def _value(self, connection: AnyConnection | None, statement: str, *args: Any) -> Any:
+        if connection is None:
+            return await self._database.value(statement, *args)
+        with explaining(self._database.dsn):
+            return await connection.fetchval(statement, *args)
+
+
+def check_json(text: str) -> None:
+    """Raise ValueError, saying why, for a text that PostgreSQL would not take as jsonb."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        json.loads(text, parse_constant=refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if "\\u0000" in text:
+        raise ValueError("it has the character \\u0000, which PostgreSQL cannot store")

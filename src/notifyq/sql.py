@@ -1,0 +1,84 @@
+"""Every statement that notifyq sends. Behaviour lives in the functions of schema messages."""
+
+SCHEMA_VERSION = 2
+"""The version of the schema that these calls need."""
+
+VERSION = "select messages.version()"
+
+PUBLISH = """
+select messages.publish(
+  queue => $1, message => $2::jsonb, priority => $3, delay => $4, available_at => $5, type => $6,
+  headers => $7::jsonb, dedup_key => $8)
+"""
+PUBLISH_MANY = """
+select messages.publish_many(
+  queue => $1, messages => $2::jsonb[], priority => $3, delay => $4, available_at => $5,
+  type => $6, headers => $7::jsonb)
+"""
+
+CLAIM = """
+select * from messages.claim(
+  queues => $1, quantity => $2, lock_timeout => $3, worker => $4, filter => $5::jsonpath)
+"""
+FINISH_MANY = """
+select messages.finish_many(
+  ids => $1, lock_tokens => $2, statuses => $3::messages.message_status[], details => $4,
+  results => $5::jsonb[])
+"""
+RETRY = """
+select messages.retry(
+  id => $1, lock_token => $2, delay => $3, details => $4, status => $5::messages.message_status)
+"""
+RELEASE_MANY = "select messages.release_many(ids => $1, lock_tokens => $2)"
+RELEASE_ORPHANS = "select messages.release_orphans(worker => $1, known => $2)"
+EXTEND_MANY = "select messages.extend_many(ids => $1, lock_tokens => $2, lock_timeout => $3)"
+CANCEL = "select messages.cancel(id => $1)"
+
+CREATE_QUEUE = """
+select messages.create_queue(
+  name => $1, lock_timeout => $2, max_attempts => $3, backoff => $4, backoff_max => $5,
+  bell => $6, retention => $7)
+"""
+ALTER_QUEUE = """
+select messages.alter_queue(
+  name => $1, lock_timeout => $2, max_attempts => $3, backoff => $4, backoff_max => $5,
+  bell => $6, retention => $7)
+"""
+DROP_QUEUE = "select messages.drop_queue(name => $1, force => $2)"
+PAUSE_QUEUE = "select messages.pause_queue(name => $1)"
+RESUME_QUEUE = "select messages.resume_queue(name => $1)"
+QUEUE_INFO = "select * from messages.queue_info(queue => $1)"
+
+MAINTAIN = "select * from messages.maintain()"
+
+MESSAGE_LIST = """
+select * from messages.message_list(
+  queue => $1, state => $2::messages.message_state, quantity => $3)
+"""
+MESSAGE_FIND = "select * from messages.message_find(id => $1)"
+ARCHIVE_LIST = """
+select * from messages.archive_list(
+  queue => $1, status => $2::messages.message_status, quantity => $3, since => $4)
+"""
+ARCHIVE_FIND = "select * from messages.archive_find(id => $1)"
+ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
+
+DEAD_LIST = "select * from messages.dead_list(queue => $1, quantity => $2, skip => $3)"
+DEAD_COUNT = "select messages.dead_count(queue => $1)"
+DEAD_RETRY = "select messages.dead_retry(variadic ids => $1::bigint[])"
+DEAD_DELETE = "select messages.dead_delete(variadic ids => $1::bigint[])"
+REDRIVE = """
+select messages.redrive(
+  queue => $1, status => $2::messages.message_status, since => $3, until => $4, quantity => $5)
+"""
+SNAPSHOT = "select pg_current_snapshot()::text"
+SYSTEM = "select system_identifier::text from pg_control_system()"
+# One statement, hence one snapshot: what is read and where the next look begins belong together.
+DEAD_SINCE = """
+select pg_current_snapshot()::text as snapshot, d.*
+from (select) as once
+left join messages.dead_since(seen => $1::text::pg_snapshot, queue => $2) as d on true
+"""
+
+NEW_MESSAGE = "new_message"
+DEAD_MESSAGE = "dead_message"

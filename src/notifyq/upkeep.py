@@ -1,0 +1,45 @@
+"""The upkeep of the database, by whichever worker comes first, beside or instead of pg_cron."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING
+
+from notifyq import sql
+from notifyq.errors import DatabaseUnavailableError
+from notifyq.events import UpkeepDone
+
+if TYPE_CHECKING:
+    from notifyq.database import Database
+    from notifyq.events import Sink
+
+log = logging.getLogger("notifyq.upkeep")
+
+
+class Upkeep:
+    """Calls messages.maintain() every so often; an advisory lock in it lets one caller through."""
+
+    def __init__(self, database: Database, every: float, sink: Sink) -> None:
+        self._database = database
+        self._every = every
+        self._sink = sink
+
+    async def serve(self) -> None:
+        """Maintain, for ever; what fails is left to the next run, or to pg_cron."""
+        while True:
+            try:
+                await self.run_once()
+            except DatabaseUnavailableError as error:
+                log.warning("upkeep failed, it is tried again: %s", error)
+            # Workers that started together would otherwise ask together for ever.
+            await asyncio.sleep(self._every * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def run_once(self) -> bool:
+        """Maintain once. False: another session is doing it."""
+        [row] = await self._database.fetch(sql.MAINTAIN)
+        if row["reaped"] is None:
+            return False
+        self._sink(UpkeepDone(**dict(row)))
+        return True
