@@ -3,9 +3,17 @@
 -- owns:    schema messages, messages.schema_version
 -- writes:  nothing
 -- calls:   nothing
--- raises:  NQ901 an older version is installed
+-- raises:  NQ901 another version is installed
 
-create schema if not exists messages;
+-- Not `create schema if not exists`: it needs the right to create schemas even where there is one,
+-- and who owns this one need not own the database.
+do $$
+begin
+  if to_regnamespace('messages') is null then
+    create schema messages;
+  end if;
+end;
+$$;
 comment on schema messages is
   'notifyq: a message queue in PostgreSQL. Publish with messages.publish() or a plain insert into '
   'messages.message.';
@@ -25,7 +33,7 @@ create or replace function messages.version()
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select 1;
+  select 2;
 $$;
 comment on function messages.version() is
   'The version of the schema that these functions need and that 99_check.sql records.';
@@ -34,13 +42,17 @@ do $$
 declare
   v_installed integer := (select max(s.version) from messages.schema_version as s);
 begin
-  -- The files 10–19 create what is missing but never alter a table, so run over an older schema
+  -- The files 10 to 19 create what is missing but never alter a table, so run over an older schema
   -- they would leave new functions beside old tables. A migration records its version first.
-  if v_installed < messages.version() then
+  if v_installed <> messages.version() then
     raise exception using
       errcode = 'NQ901',
       message = format('version %s of the schema is installed here', v_installed),
-      hint = format('upgrade it to version %s with `notifyq migrate`', messages.version());
+      hint = case
+        when v_installed < messages.version()
+        then format('upgrade it to version %s with `notifyq migrate`', messages.version())
+        else format('these files are version %s: use those of a later notifyq', messages.version())
+      end;
   end if;
 end;
 $$;

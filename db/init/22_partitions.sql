@@ -1,7 +1,7 @@
 -- Partitions: the archive has one for each day in UTC, made ahead and dropped when it is old.
 --
 -- owns:    the tables messages.message_archive_YYYYMMDD
--- writes:  messages.message_archive_default (rows move into their day)
+-- writes:  messages.message_archive_default (rows move into their day), messages.redrive
 -- calls:   nothing
 -- raises:  nothing; a table that is in use is left to the next run
 
@@ -26,7 +26,7 @@ declare
   v_from timestamptz := day::timestamp at time zone 'UTC';
   v_until timestamptz := (day + 1)::timestamp at time zone 'UTC';
 begin
-  -- Attached, not created in place: `create table … partition of` would lock out every insert for
+  -- Attached, not created in place: `create table ... partition of` would lock out every insert for
   -- as long as it waits for a reader of the archive.
   execute format(
     'create table messages.%I (like messages.message_archive including defaults including '
@@ -106,6 +106,11 @@ begin
     execute format('drop table messages.%I', v_name);
     v_dropped := v_dropped + 1;
   end loop;
+  if v_dropped > 0 then
+    -- Not by age: while its archived row is there, a dead message must stay known as redriven.
+    delete from messages.redrive as r
+    where not exists (select from messages.message_archive as a where a.id = r.archive_id);
+  end if;
   return v_dropped;
 exception
   when lock_not_available or deadlock_detected then

@@ -1,15 +1,16 @@
 -- Dead: what to do about messages that did not succeed.
 --
 -- owns:    messages.dead_message
--- writes:  messages.message_archive (dead_delete)
--- calls:   messages._check_quantity
--- raises:  NQ003 invalid argument
+-- writes:  messages.message, messages.redrive, messages.message_archive (dead_delete)
+-- calls:   messages._check_quantity, messages._invalid, messages._queue
+-- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace view messages.dead_message as
   select a.*
   from messages.message_archive as a
   where a.status <> 'success';
-comment on view messages.dead_message is 'Archived messages that did not succeed.';
+comment on view messages.dead_message is
+  'Archived messages that did not succeed, also those that were published again since.';
 
 create or replace function messages.dead_list(
   queue text default null,
@@ -28,13 +29,14 @@ begin
   select d.*
   from messages.dead_message as d
   where (dead_list.queue is null or d.queue = dead_list.queue)
+    and not exists (select from messages.redrive as r where r.archive_id = d.id)
   order by d.archived_at desc, d.id desc
   limit dead_list.quantity
   offset dead_list.skip;
 end;
 $$;
 comment on function messages.dead_list(text, integer, integer) is
-  'Dead messages, the latest first.';
+  'Dead messages that still need attention, the latest first: those published again are left out.';
 
 create or replace function messages.dead_count(queue text default null)
   returns bigint
@@ -47,11 +49,101 @@ begin
   return (
     select count(*)
     from messages.dead_message as d
-    where dead_count.queue is null or d.queue = dead_count.queue
+    where (dead_count.queue is null or d.queue = dead_count.queue)
+      and not exists (select from messages.redrive as r where r.archive_id = d.id)
   );
 end;
 $$;
-comment on function messages.dead_count(text) is 'How many dead messages there are.';
+comment on function messages.dead_count(text) is
+  'How many dead messages still need attention: those published again do not count.';
+
+create or replace function messages.dead_retry(variadic ids bigint[])
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  with dead as materialized (
+    select d.id, d.queue, d.type, d.priority, d.message, d.headers
+    from messages.dead_message as d
+    where d.id = any (dead_retry.ids)
+      and not exists (select from messages.redrive as r where r.archive_id = d.id)
+  ),
+  -- The primary key lets one of two sessions publish: the other waits for its commit, then skips
+  -- the row. In id order, so that two of them with common ids never wait for each other.
+  recorded as (
+    insert into messages.redrive as r (archive_id, message_id)
+    select o.id, nextval('messages.message_id_seq')
+    from (select d.id from dead as d order by d.id) as o
+    on conflict on constraint redrive_archive_id_pk do nothing
+    returning r.archive_id, r.message_id
+  )
+  -- Without the key: a live message may have it by now, and this one must be published.
+  insert into messages.message as m (id, queue, type, priority, message, headers)
+    overriding system value
+  select r.message_id, d.queue, d.type, d.priority, d.message, d.headers
+  from recorded as r
+  join dead as d on d.id = r.archive_id
+  order by r.message_id
+  returning m.id;
+end;
+$$;
+comment on function messages.dead_retry(bigint[]) is
+  'Publish dead messages again and return the new ids: same queue, message, headers, type and '
+  'priority, due at once, with all attempts and without the dedup_key. Each is published again '
+  'once; ids that were, or are not of dead messages, are left out. Raises NQ001 where a queue is '
+  'gone; then nothing is published.';
+
+create or replace function messages.redrive(
+  queue text default null,
+  status messages.message_status default null,
+  since timestamptz default null,
+  until timestamptz default null,
+  quantity integer default 1000
+)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_ids bigint[];
+begin
+  perform messages._check_quantity(redrive.quantity, 100000);
+  if redrive.status = 'success' then
+    perform messages._invalid(
+      'status must not be success', 'messages that succeeded are not dead; null means all that are'
+    );
+  end if;
+  if redrive.queue is not null then
+    perform messages._queue(redrive.queue);
+  end if;
+  -- One at a time: a second session would choose the same messages and find them published.
+  lock table messages.redrive in share row exclusive mode;
+  -- A queue that was dropped is passed over; else its messages would stop all the others.
+  v_ids := array(
+    select d.id
+    from messages.dead_message as d
+    where (redrive.queue is null or d.queue = redrive.queue)
+      and (redrive.status is null or d.status = redrive.status)
+      and (redrive.since is null or d.archived_at >= redrive.since)
+      and (redrive.until is null or d.archived_at < redrive.until)
+      and not exists (select from messages.redrive as r where r.archive_id = d.id)
+      and exists (select from messages.queue as q where q.name = d.queue)
+    order by d.archived_at, d.id
+    limit redrive.quantity
+  );
+  return (select count(*)::integer from messages.dead_retry(variadic v_ids));
+end;
+$$;
+comment on function messages.redrive(
+  text, messages.message_status, timestamptz, timestamptz, integer
+) is
+  'Publish up to quantity (at most 100000) dead messages again as dead_retry() does, the oldest '
+  'first, and return how many: of one queue (null: all there are), of one status (null: any), '
+  'archived at or after since and before until. Raises NQ001 for an unknown queue.';
 
 create or replace function messages.dead_delete(variadic ids bigint[])
   returns bigint
@@ -62,10 +154,18 @@ as $$
 declare
   v_deleted bigint;
 begin
-  delete from messages.message_archive as a
-  where a.id = any (dead_delete.ids)
-    and a.status <> 'success';
-  get diagnostics v_deleted = row_count;
+  with deleted as (
+    delete from messages.message_archive as a
+    where a.id = any (dead_delete.ids)
+      and a.status <> 'success'
+    returning a.id
+  ),
+  forgotten as (
+    delete from messages.redrive as r
+    using deleted as d
+    where r.archive_id = d.id
+  )
+  select count(*) into v_deleted from deleted;
   return v_deleted;
 end;
 $$;

@@ -8,7 +8,6 @@
 revoke all on schema messages from public;
 revoke all on all tables in schema messages from public;
 revoke execute on all functions in schema messages from public;
-alter default privileges in schema messages revoke execute on functions from public;
 
 do $$
 begin
@@ -68,6 +67,8 @@ begin
     messages.pause_queue(text),
     messages.resume_queue(text),
     messages.cancel(bigint),
+    messages.dead_retry(bigint[]),
+    messages.redrive(text, messages.message_status, timestamptz, timestamptz, integer),
     messages.dead_delete(bigint[])
     to notifyq_admin;
 end;

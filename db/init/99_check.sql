@@ -25,7 +25,7 @@ begin
     select 'index ' || i.name
     from (
       values ('message_waiting_idx'), ('message_scheduled_idx'), ('message_locked_idx'),
-        ('message_dedup_key_uq'), ('message_archive_xid_idx')
+        ('message_dedup_key_uq'), ('message_archive_xid_idx'), ('redrive_archive_id_pk')
     ) as i (name)
     where not exists (
       select from pg_index as x
@@ -41,7 +41,7 @@ begin
     raise exception using
       errcode = 'NQ902',
       message = 'the install is not whole: missing ' || v_missing,
-      hint = 'run `notifyq migrate` as the owner of schema messages';
+      hint = 'run `notifyq init` as the owner of schema messages';
   end if;
 end;
 $$;

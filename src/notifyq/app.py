@@ -157,11 +157,10 @@ class App:
             **options,
         )
 
-    async def work(self, **options: Any) -> Worker:
+    async def work(self, worker: Worker | None = None) -> None:
         """Check the schema, create missing queues, run a worker until it is stopped."""
-        worker = self.worker(**options)
+        worker = worker or self.worker()
         async with self:
             await self.admin.check_schema()
             await self.create_queues(worker.queues)
             await worker.run()
-        return worker

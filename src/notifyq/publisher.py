@@ -12,14 +12,22 @@ from notifyq.database import explaining
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Iterable
+    from collections.abc import AsyncIterable, AsyncIterator, Iterable
     from datetime import datetime, timedelta
 
     from notifyq.database import AnyConnection, Database
 
 
+class Json(str):
+    """A payload that is JSON text already: it is published as it is."""
+
+    __slots__ = ()
+
+
 def encode(payload: Any) -> str:
     """JSON text of a payload: plain data, dataclasses, pydantic models, dates, UUIDs, enums."""
+    if isinstance(payload, Json):
+        return payload
     try:
         return to_json(payload, inf_nan_mode="constants").decode()
     except (PydanticSerializationError, ValueError, RecursionError) as error:
@@ -91,16 +99,37 @@ class Publisher:
                 rows = await connection.fetch(sql.PUBLISH_MANY, *args)
         return [row[0] for row in rows]
 
-    async def copy(self, queue: str, messages: AsyncIterable[str]) -> int:
-        """Publish JSON texts by COPY, all or none; return how many."""
+    async def copy(
+        self,
+        queue: str,
+        messages: AsyncIterable[Json],
+        *,
+        priority: int = 0,
+        delay: timedelta | None = None,
+        available_at: datetime | None = None,
+        type: str | None = None,
+        headers: dict[str, Any] | None = None,
+    ) -> int:
+        """Publish by COPY, all or none; return how many. `delay` counts from now."""
+        columns: dict[str, Any] = {"queue": queue, "priority": priority, "type": type}
+        if headers is not None:
+            columns["headers"] = encode(headers)
+        if delay is not None:
+            available_at = await self._database.value(sql.LATER, delay)
+        if available_at is not None:
+            columns["available_at"] = available_at
+        values = tuple(columns.values())
 
-        async def rows() -> Any:
+        async def rows() -> AsyncIterator[tuple[Any, ...]]:
             async for message in messages:
-                yield queue, message
+                yield *values, message
 
         async with self._database.connection() as connection:
             tag = await connection.copy_records_to_table(
-                "message", schema_name="messages", columns=["queue", "message"], records=rows()
+                "message",
+                schema_name="messages",
+                columns=[*columns, "message"],
+                records=rows(),
             )
         return int(tag.split()[-1])
 

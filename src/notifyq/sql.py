@@ -10,6 +10,7 @@ select messages.publish(
   queue => $1, message => $2::jsonb, priority => $3, delay => $4, available_at => $5, type => $6,
   headers => $7::jsonb, dedup_key => $8)
 """
+LATER = "select clock_timestamp() + $1::interval"
 PUBLISH_MANY = """
 select messages.publish_many(
   queue => $1, messages => $2::jsonb[], priority => $3, delay => $4, available_at => $5,
@@ -82,3 +83,11 @@ left join messages.dead_since(seen => $1::text::pg_snapshot, queue => $2) as d o
 
 NEW_MESSAGE = "new_message"
 DEAD_MESSAGE = "dead_message"
+
+SESSION = """
+select count(*)
+from pg_stat_activity as a
+where a.application_name = $1
+  and a.datname = current_database()
+  and a.client_addr is not distinct from inet_client_addr()
+"""

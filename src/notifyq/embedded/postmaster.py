@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from notifyq.embedded.binaries import clean_environment
-from notifyq.embedded.folder import wait_until
 from notifyq.embedded.launch import Tie, launcher
+from notifyq.embedded.locks import wait_until
 from notifyq.errors import ServerError
 
 if TYPE_CHECKING:

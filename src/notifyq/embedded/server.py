@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 from notifyq.embedded import binaries as programs
 from notifyq.embedded import cluster
-from notifyq.embedded.folder import Folder, Starter, State, home, wait_until
+from notifyq.embedded.folder import Folder, Starter, State, home
+from notifyq.embedded.locks import wait_until
 from notifyq.embedded.postmaster import Postmaster
 from notifyq.errors import ServerError
 

@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Proves docker-compose.yml by use: builds it, starts it, breaks it, and removes it.
+#
+# usage: scripts/compose-smoke.sh      (needs docker compose v2; scripts/ci-docker.sh provides one)
+#
+# One line for each check. The first that fails prints the logs of all services and ends with 1.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# A project and a port of its own: a stack that a developer has running is neither used nor removed.
+export COMPOSE_PROJECT_NAME=notifyqsmoke$$
+export NOTIFYQ_DB_PORT=
+
+clean_up() {
+  local status=$?
+  trap - EXIT
+  if [[ $status != 0 ]]; then
+    docker compose ps --all || true
+    docker compose logs --timestamps --no-color || true
+  fi
+  docker compose down --volumes --remove-orphans --timeout 10 >/dev/null 2>&1 || status=1
+  exit "$status"
+}
+
+check() {
+  local what=$1 started=$SECONDS
+  shift
+  "$@" || { printf 'FAILED  %s (after %ds)\n' "$what" $((SECONDS - started)); exit 1; }
+  printf 'ok      %s (%ds)\n' "$what" $((SECONDS - started))
+}
+
+# within SECONDS COMMAND...: asks again until the command succeeds or the time is up.
+within() {
+  local end=$((SECONDS + $1))
+  shift
+  until "$@"; do
+    ((SECONDS < end)) || return 1
+    sleep 0.5
+  done
+}
+
+compose() { docker compose --progress quiet "$@"; }
+sql() { docker compose exec -T db psql -X -qAt -v ON_ERROR_STOP=1 -d notifyq -c "$1"; }
+holds() { [[ $(sql "select $1" 2>/dev/null) == t ]]; }
+container() { docker inspect --format "$2" "$(docker compose ps --all --quiet "$1")"; }
+
+# Every message of this script is a word of its own, so that no check can see another's message.
+insert() { sql "insert into messages.message (message) values ('[\"$1\"]')"; }
+archived() {
+  holds "exists (select from messages.message_archive where message = '$1' and status = '$2')"
+}
+
+publish() { docker compose exec -T worker notifyq publish "$@" >/dev/null; }
+healthy() { [[ $(container "$1" '{{.State.Health.Status}}') == healthy ]]; }
+restarted() { healthy worker && [[ $(container worker '{{.RestartCount}}') -gt 0 ]]; }
+logged() { docker compose logs --no-color "$1" | grep -F -q -- "$2"; }
+runs_as_user() { [[ $(docker compose exec -T "$1" id -u) != 0 ]]; }
+on_loopback() { [[ $(docker compose port db 5432) == 127.0.0.1:* ]]; }
+
+refuses_wrong_password() {
+  local said
+  said=$(docker compose exec -T -e PGPASSWORD=wrong db \
+    psql -X -h 127.0.0.1 -d notifyq -c '' 2>&1) || true
+  [[ $said == *'password authentication failed'* ]]
+}
+
+# Process 1 is immune to signals from its own container, and `docker kill` counts as a wish that it
+# stays down. A neighbour that sees the engine's processes kills it as the kernel would.
+kill_worker() {
+  docker run --rm --pid host --user 0 notifyq/worker:dev \
+    sh -c "kill -9 $(container worker '{{.State.Pid}}')"
+}
+
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+check 'build' compose build
+check 'start, all three healthy' compose up -d --wait --wait-timeout 120
+check 'the database listens on the loopback only' on_loopback
+check 'the database refuses a wrong password' refuses_wrong_password
+for service in db worker dead; do
+  check "$service does not run as root" runs_as_user "$service"
+done
+
+check 'publish from the command line' publish default '{"hello": "compose"}'
+check '  archived as success' within 30 archived '{"hello": "compose"}' success
+check 'publish by INSERT in psql' insert hello
+check '  archived as success' within 30 archived '["hello"]' success
+
+check 'publish a message that is rejected' publish default "$REJECTED"
+check '  archived as rejected' within 30 archived "$REJECTED" rejected
+check '  reported by dead' within 30 logged dead rejected
+
+check 'kill -9 the worker' kill_worker
+check 'publish while it is down' insert after-kill
+check '  the engine restarts it, healthy' within 60 restarted
+check '  archived as success' within 30 archived '["after-kill"]' success
+
+check 'pg_cron ran a job' within 75 \
+  holds "exists (select from cron.job_run_details where status = 'succeeded')"
+
+check 'restart the database' compose restart db
+check 'publish once it answers' within 60 insert after-restart 2>/dev/null
+check '  archived as success' within 60 archived '["after-restart"]' success
+for service in db worker dead; do
+  check "  $service is healthy" within 60 healthy "$service"
+done
+
+check 'down' compose down --volumes --timeout 30

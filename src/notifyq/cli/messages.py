@@ -1,0 +1,112 @@
+"""`notifyq ls`, `show` and `cancel`: single messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from notifyq.archive import Archive
+from notifyq.cli.common import (
+    DsnOption,
+    JsonOption,
+    QueueOption,
+    cell,
+    err,
+    message_fields,
+    open_database,
+    out,
+    pick,
+    print_json,
+    print_rows,
+    run,
+)
+from notifyq.model import ArchivedMessage, Message, State, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most.")]
+
+
+def ls(
+    queue: QueueOption = None,
+    state: Annotated[State | None, typer.Option(help="Live messages in this state.")] = None,
+    status: Annotated[Status | None, typer.Option(help="Finished messages of this status.")] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="Finished messages of all.")] = False,
+    limit: LimitOption = 20,
+    dsn: DsnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List live messages, the oldest first, or finished ones, the latest first."""
+    if state is not None and (status is not None or finished):
+        raise typer.BadParameter("--state is for live messages, --status for finished ones")
+
+    async def list_messages() -> None:
+        async with open_database(dsn) as database:
+            archive = Archive(database)
+            found: Sequence[Message | ArchivedMessage]
+            names: tuple[str, ...]
+            if finished or status is not None:
+                found = await archive.finished(queue, status, limit)
+                names = ("id", "queue", "status", "attempts", "archived_at", "details", "message")
+            else:
+                found = await archive.live(queue, state, limit)
+                names = ("id", "queue", "state", "attempts", "available_at", "message")
+        if as_json:
+            for message in found:
+                print_json(message_fields(message))
+        else:
+            print_rows([pick(m, names) for m in found], as_json=False, empty="no messages")
+
+    run(list_messages())
+
+
+def show(
+    message_id: Annotated[int, typer.Argument(metavar="ID")],
+    dsn: DsnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one message, live or finished, with all there is to know."""
+
+    async def show_message() -> None:
+        async with open_database(dsn) as database:
+            message = await Archive(database).find(message_id)
+        if message is None:
+            err.print(f"notifyq: there is no message {message_id}, neither live nor archived")
+            raise typer.Exit(1)
+        if as_json:
+            print_json(message_fields(message))
+            return
+        for name in message.__dataclass_fields__:
+            value = getattr(message, name)
+            if name in {"message", "result", "details"} and value is not None:
+                out.print(f"{name:<16}", end="")
+                out.print(value.replace("\n", "\n" + " " * 16), markup=False)
+            elif value is not None:
+                out.print(f"{name:<16}{cell(value)}")
+
+    run(show_message())
+
+
+def cancel(
+    ids: Annotated[list[int], typer.Argument(metavar="ID...")], dsn: DsnOption = None
+) -> None:
+    """Archive messages that nobody handles yet as rejected. Exit code 1 if one could not be."""
+
+    async def cancel_messages() -> bool:
+        async with open_database(dsn) as database:
+            archive = Archive(database)
+            done = {message_id: await archive.cancel(message_id) for message_id in ids}
+        for message_id, cancelled in done.items():
+            if cancelled:
+                out.print(f"cancelled {message_id}")
+            else:
+                err.print(
+                    f"notifyq: {message_id} cannot be cancelled: "
+                    "it is being handled, is finished, or never was"
+                )
+        return all(done.values())
+
+    if not run(cancel_messages()):
+        raise typer.Exit(1)

@@ -1,0 +1,74 @@
+"""Progress of long work: a bar in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as Bar
+
+from notifyq.cli.common import err
+
+_EVERY = 2.0
+"""Seconds between two lines where there is no terminal."""
+
+
+class Progress:
+    """Shows on stderr how far work has come; `total` is None where nobody knows the end."""
+
+    def __init__(self, what: str, *, total: int | None, unit: str) -> None:
+        self._what = what
+        self._total = total
+        self._unit = unit
+        self._done = 0
+        self._since = self._said = time.monotonic()
+        size: list[ProgressColumn] = (
+            [DownloadColumn(), TransferSpeedColumn()] if unit == "B" else [MofNCompleteColumn()]
+        )
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            *size,
+            TimeElapsedColumn(),
+            console=err,
+            disable=not err.is_terminal,
+            transient=True,
+        )
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        self._task = self._bar.add_task(self._what, total=self._total)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._bar.stop()
+        if not err.is_terminal and exc_info[0] is None:
+            self._say()
+
+    def advance(self, by: int = 1) -> None:
+        """Count work that is done."""
+        self.reach(self._done + by)
+
+    def reach(self, done: int, total: int | None = None) -> None:
+        """Say how much work is done in all, and of how much."""
+        self._done = done
+        if total is not None:
+            self._total = total
+        if err.is_terminal:
+            self._bar.update(self._task, completed=done, total=self._total)
+        elif time.monotonic() - self._said >= _EVERY:
+            self._say()
+
+    def _say(self) -> None:
+        self._said = time.monotonic()
+        of = "" if self._total is None else f" of {self._total}"
+        err.print(f"{self._what}: {self._done}{of} {self._unit}, {self._said - self._since:.1f} s")

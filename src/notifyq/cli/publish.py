@@ -1,0 +1,107 @@
+"""`notifyq publish`: one message, or many from standard input."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from notifyq.cli.common import DsnOption, duration, instant, open_database, out, run
+from notifyq.cli.progress import Progress
+from notifyq.errors import ConfigurationError
+from notifyq.publisher import Json, Publisher, check_json
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+def publish(
+    queue: Annotated[str, typer.Argument(help="Queue to publish into.")],
+    message: Annotated[
+        str, typer.Argument(metavar="[JSON|-]", help="The message; - reads one a line from stdin.")
+    ] = "-",
+    priority: Annotated[int, typer.Option(help="Larger is handed out first.")] = 0,
+    delay: Annotated[
+        Any, typer.Option(parser=duration, metavar="DURATION", help="Hand out after this long.")
+    ] = None,
+    at: Annotated[
+        Any, typer.Option(parser=instant, metavar="INSTANT", help="Hand out from then on.")
+    ] = None,
+    type_: Annotated[str | None, typer.Option("--type", help="Type of the message.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")
+    ] = None,
+    dedup_key: Annotated[
+        str | None, typer.Option(help="Publish only if no live message has this key.")
+    ] = None,
+    dsn: DsnOption = None,
+) -> None:
+    """Publish a message and print its id; or publish each line of standard input, all or none."""
+    options: dict[str, Any] = {
+        "priority": priority,
+        "delay": delay,
+        "available_at": at,
+        "type": type_,
+        "headers": _headers(header or []),
+    }
+    if message == "-":
+        if dedup_key is not None:
+            raise typer.BadParameter("--dedup-key is for a single message")
+        run(_publish_lines(dsn, queue, options))
+        return
+    try:
+        check_json(message)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the message is not JSON: {error}; a text needs quotes of its own, as in '\"hello\"'"
+        ) from error
+
+    async def publish_one() -> None:
+        async with open_database(dsn) as database:
+            published = await Publisher(database).publish(
+                queue, Json(message), dedup_key=dedup_key, **options
+            )
+        out.print(published)
+
+    run(publish_one())
+
+
+async def _publish_lines(dsn: str | None, queue: str, options: dict[str, Any]) -> None:
+    info = os.fstat(sys.stdin.fileno())
+    size = info.st_size if stat.S_ISREG(info.st_mode) else None
+    with Progress("publishing", total=size, unit="B") as progress:
+
+        async def lines() -> AsyncIterator[Json]:
+            for number, line in enumerate(sys.stdin.buffer, start=1):
+                progress.advance(len(line))
+                try:
+                    text = line.decode().strip()
+                    if not text:
+                        continue
+                    check_json(text)
+                except ValueError as error:
+                    raise ConfigurationError(
+                        f"line {number} is not JSON: {error}; nothing was published"
+                    ) from error
+                yield Json(text)
+
+        async with open_database(dsn, command_timeout=86400) as database:
+            published = await Publisher(database).copy(queue, lines(), **options)
+    out.print(f"{published} published")
+
+
+def _headers(pairs: list[str]) -> dict[str, Any] | None:
+    headers: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"--header {pair!r} is not NAME=VALUE")
+        try:
+            headers[name] = json.loads(value)
+        except ValueError:
+            headers[name] = value
+    return headers or None

@@ -1,0 +1,139 @@
+"""`notifyq queues`: list, create, change, pause and drop queues."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from notifyq.admin import Admin, Policy
+from notifyq.cli.common import (
+    DsnOption,
+    JsonOption,
+    duration,
+    open_database,
+    out,
+    print_rows,
+    run,
+)
+
+queues = typer.Typer(name="queues", help="List, create, change, pause and drop queues.")
+
+NameArgument = Annotated[str, typer.Argument(help="Name of the queue.")]
+LockTimeoutOption = Annotated[
+    Any, typer.Option(parser=duration, metavar="DURATION", help="How long a claim holds a message.")
+]
+AttemptsOption = Annotated[int | None, typer.Option(help="Claims that a message may use up.")]
+BackoffOption = Annotated[
+    Any, typer.Option(parser=duration, metavar="DURATION", help="Delay before the second attempt.")
+]
+BackoffMaxOption = Annotated[
+    Any, typer.Option(parser=duration, metavar="DURATION", help="Longest delay between attempts.")
+]
+BellOption = Annotated[str | None, typer.Option(help="always, or off: workers only poll.")]
+RetentionOption = Annotated[
+    Any, typer.Option(parser=duration, metavar="DURATION", help="How long the archive keeps them.")
+]
+
+
+@queues.callback(invoke_without_command=True)
+def ls(context: typer.Context, dsn: DsnOption = None, as_json: JsonOption = False) -> None:
+    """List the queues with their counts and policy."""
+    if context.invoked_subcommand is not None:
+        return
+
+    async def list_queues() -> None:
+        async with open_database(dsn) as database:
+            rows = [dict(row) for row in await Admin(database).queue_info()]
+        print_rows(rows, as_json=as_json, empty="no queues")
+
+    run(list_queues())
+
+
+@queues.command()
+def create(
+    name: NameArgument,
+    lock_timeout: LockTimeoutOption = None,
+    max_attempts: AttemptsOption = None,
+    backoff: BackoffOption = None,
+    backoff_max: BackoffMaxOption = None,
+    bell: BellOption = None,
+    retention: RetentionOption = None,
+    dsn: DsnOption = None,
+) -> None:
+    """Create a queue; what is not given is the default."""
+    policy = _policy(lock_timeout, max_attempts, backoff, backoff_max, bell, retention)
+
+    async def create_queue() -> None:
+        async with open_database(dsn) as database:
+            created = await Admin(database).create_queue(name, policy)
+        out.print(f"created {name}" if created else f"{name} exists, nothing changed", markup=False)
+
+    run(create_queue())
+
+
+@queues.command()
+def alter(
+    name: NameArgument,
+    lock_timeout: LockTimeoutOption = None,
+    max_attempts: AttemptsOption = None,
+    backoff: BackoffOption = None,
+    backoff_max: BackoffMaxOption = None,
+    bell: BellOption = None,
+    retention: RetentionOption = None,
+    dsn: DsnOption = None,
+) -> None:
+    """Change the policy of a queue; what is not given stays as it is."""
+    policy = _policy(lock_timeout, max_attempts, backoff, backoff_max, bell, retention)
+
+    async def alter_queue() -> None:
+        async with open_database(dsn) as database:
+            await Admin(database).alter_queue(name, policy)
+        out.print(f"changed {name}", markup=False)
+
+    run(alter_queue())
+
+
+@queues.command()
+def pause(name: NameArgument, dsn: DsnOption = None) -> None:
+    """Hand out no more messages of a queue; publishing goes on."""
+
+    async def pause_queue() -> None:
+        async with open_database(dsn) as database:
+            changed = await Admin(database).pause_queue(name)
+        out.print(f"paused {name}" if changed else f"{name} was paused already", markup=False)
+
+    run(pause_queue())
+
+
+@queues.command()
+def resume(name: NameArgument, dsn: DsnOption = None) -> None:
+    """Hand out the messages of a paused queue again."""
+
+    async def resume_queue() -> None:
+        async with open_database(dsn) as database:
+            changed = await Admin(database).resume_queue(name)
+        out.print(f"resumed {name}" if changed else f"{name} was not paused", markup=False)
+
+    run(resume_queue())
+
+
+@queues.command()
+def drop(
+    name: NameArgument,
+    force: Annotated[bool, typer.Option("--force", help="Delete its live messages, too.")] = False,
+    dsn: DsnOption = None,
+) -> None:
+    """Drop a queue; what it has archived stays."""
+
+    async def drop_queue() -> None:
+        async with open_database(dsn) as database:
+            dropped = await Admin(database).drop_queue(name, force=force)
+        out.print(f"dropped {name} and {dropped} live messages", markup=False)
+
+    run(drop_queue())
+
+
+def _policy(*values: Any) -> Policy:
+    names = ("lock_timeout", "max_attempts", "backoff", "backoff_max", "bell", "retention")
+    return Policy(**dict(zip(names, values, strict=True)))

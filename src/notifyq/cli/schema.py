@@ -1,0 +1,115 @@
+"""`notifyq init` and `notifyq migrate`: install the schema in a database, and upgrade it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from notifyq import migrate as runner
+from notifyq.cli.common import DsnOption, JsonOption, err, out, print_json, resolve_dsn, run
+from notifyq.config import DatabaseSettings
+from notifyq.database import connect, explaining
+from notifyq.errors import SchemaMissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from notifyq.database import Connection
+
+SqlOption = Annotated[
+    bool, typer.Option("--sql", help="Change nothing: print a script for psql that would do it.")
+]
+
+
+def init(dsn: DsnOption = None, sql: SqlOption = False, as_json: JsonOption = False) -> None:
+    """Install the schema in a database; where it is installed, nothing changes."""
+    if sql and as_json:
+        raise typer.BadParameter("--sql and --json exclude each other")
+    if sql:
+        # Needs no connection: this is for people who may not make one.
+        sys.stdout.write(runner.script(None))
+        return
+    run(_connected(dsn, lambda connection: _init(connection, as_json=as_json)))
+
+
+def migrate(
+    dsn: DsnOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing: list the files that would be run.")
+    ] = False,
+    sql: SqlOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Upgrade the schema in a database to the version of this notifyq."""
+    if sql and (as_json or dry_run):
+        raise typer.BadParameter("--sql excludes --json and --dry-run")
+    if sql or dry_run:
+        run(_connected(dsn, lambda connection: _preview(connection, sql=sql, as_json=as_json)))
+    else:
+        run(_connected(dsn, lambda connection: _migrate(connection, as_json=as_json)))
+
+
+async def _connected(dsn: str | None, action: Callable[[Connection], Awaitable[None]]) -> None:
+    address = resolve_dsn(dsn)
+    timeout = DatabaseSettings.load().connect_timeout.total_seconds()
+    connection = await connect(address, name="notifyq schema", timeout=timeout)
+    try:
+        with explaining(address):
+            await action(connection)
+    finally:
+        await connection.close(timeout=5)
+
+
+async def _init(connection: Connection, *, as_json: bool) -> None:
+    report = await runner.install(connection)
+    if report.before is None:
+        done = f"schema messages version {report.version} installed in {_place(report)}"
+    else:
+        done = _unmoved(report)
+    _tell(report, done, as_json=as_json)
+
+
+async def _migrate(connection: Connection, *, as_json: bool) -> None:
+    report = await runner.upgrade(connection)
+    if report.before != report.version:
+        done = (
+            f"schema messages upgraded from version {report.before} to {report.version} "
+            f"in {_place(report)}"
+        )
+    else:
+        done = _unmoved(report)
+    _tell(report, done, as_json=as_json)
+
+
+async def _preview(connection: Connection, *, sql: bool, as_json: bool) -> None:
+    installed = await runner.installed_version(connection)
+    if installed is None:
+        raise SchemaMissingError("schema messages is not installed: run `notifyq init`")
+    files = [str(path) for path in runner.plan(installed)]
+    if sql:
+        sys.stdout.write(runner.script(installed))
+    elif as_json:
+        print_json({"before": installed, "files": files})
+    else:
+        sys.stdout.writelines(f"{file}\n" for file in files)
+
+
+def _tell(report: runner.Report, done: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(dataclasses.asdict(report))
+        return
+    for notice in report.notices:
+        err.print(f"notifyq: {notice}", markup=False)
+    out.print(done, markup=False)
+
+
+def _unmoved(report: runner.Report) -> str:
+    what = "its functions were renewed" if report.is_changed else "nothing changed"
+    return f"version {report.version} already installed in {_place(report)}, {what}"
+
+
+def _place(report: runner.Report) -> str:
+    return f"{report.database} on {report.server}"

@@ -1,0 +1,117 @@
+"""`notifyq worker`: run the handlers of an app until a signal says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from notifyq.app import App
+from notifyq.cli.common import DsnOption, duration, resolve_dsn, run
+from notifyq.cli.logs import LogFormat, configure_logging
+from notifyq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def worker(
+    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the App is.")],
+    queue: Annotated[
+        list[str] | None, typer.Option("--queue", "-q", help="Only this queue; may be repeated.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", "-c", min=1, help="Handlers at the same time.")
+    ] = None,
+    grace: Annotated[
+        Any,
+        typer.Option(parser=duration, metavar="DURATION", help="How long a stop waits for them."),
+    ] = None,
+    poll: Annotated[
+        Any,
+        typer.Option(parser=duration, metavar="DURATION", help="Longest wait for a bell."),
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
+    dsn: DsnOption = None,
+) -> None:
+    """Handle messages until SIGTERM or SIGINT.
+
+    The first signal: claim no more, let running handlers end within the grace, release the rest.
+    The second: cancel and release now. Exit code 0 after a clean stop.
+    """
+    configure_logging(log_level, log_format)
+    app = load_app(target)
+    if dsn is not None or app.dsn is None:
+        app.dsn = resolve_dsn(dsn)
+
+    async def work() -> None:
+        running = app.worker(queues=queue or (), concurrency=concurrency, grace=grace, poll=poll)
+        with stop_signals(running.stop):
+            await app.work(running)
+
+    run(work())
+
+
+def load_app(target: str) -> App:
+    """Import MODULE and take APP out of it; the current folder is on the path."""
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigurationError(f"{target!r} is not MODULE:APP, as in myproject.workers:app")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"module {module_name!r} cannot be imported: {error}"
+            ) from error
+        raise ConfigurationError(
+            f"there is no module {module_name!r} in {Path.cwd()} or on PYTHONPATH"
+        ) from error
+    except Exception as error:
+        raise ConfigurationError(
+            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    app = getattr(module, attribute, None)
+    if not isinstance(app, App):
+        raise ConfigurationError(
+            f"{module_name!r} has no App named {attribute!r}"
+            + (f": that is a {type(app).__name__}" if app is not None else "")
+        )
+    return app
+
+
+@contextlib.contextmanager
+def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call `stop` on the first and the second SIGINT or SIGTERM; the third one kills."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    left = 2
+
+    def on_signal() -> None:
+        nonlocal left
+        left -= 1
+        stop()
+        if left == 0:
+            uninstall()
+
+    def uninstall() -> None:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+    for number in signals:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        uninstall()
+        logging.shutdown()

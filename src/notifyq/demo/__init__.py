@@ -1,0 +1,1 @@
+"""The demo: index every source file of the running Python's standard library."""

@@ -1,0 +1,149 @@
+"""The SQL files of one version of the schema, and in which order they run.
+
+`init/NN_what.sql` together install the version; `migrations/NNNN_what.sql` leads to version NNNN
+from the one before. The init files 10 to 19 hold state and leave alone what exists; all others are
+code, run again at each upgrade.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from notifyq.errors import SchemaError, SchemaTooNewError
+
+# The advisory key follows _upkeep_key() of 20_internal.sql. Waiting for another upgrade may take as
+# long as it takes; waiting for a table may not, for all later statements would queue up behind.
+BEGIN = """
+set local statement_timeout = 0;
+set local lock_timeout = 0;
+set local client_min_messages = notice;
+-- No schema where others may create functions: they could shadow those of the system.
+set local search_path = pg_catalog, pg_temp;
+do $$ begin perform pg_advisory_xact_lock(7305427003); end; $$;
+set local lock_timeout = '5s';
+"""
+
+_RECORD = """
+insert into messages.schema_version (version) values ({})
+on conflict on constraint schema_version_version_pk do nothing;
+"""
+
+_GUARD = """
+do $$
+declare
+  v_installed integer;
+begin
+  if to_regclass('messages.schema_version') is not null then
+    v_installed := (select max(s.version) from messages.schema_version as s);
+  elsif exists (
+    select from pg_class as c where c.relnamespace = to_regnamespace('messages')
+  ) then
+    raise exception 'schema messages in this database is not that of notifyq';
+  end if;
+  if v_installed is distinct from {installed} then
+    raise exception 'this script starts from {start}, but version % is installed',
+      coalesce(v_installed::text, 'none');
+  end if;
+end;
+$$;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """A file that leads to a version of the schema from the one before."""
+
+    path: Path
+    version: int
+    is_breaking: bool
+    """Whether clients of the version before no longer work with this one."""
+    needs_superuser: bool
+
+    @classmethod
+    def read(cls, path: Path) -> Migration:
+        """Read name and header of the file."""
+        text = path.read_text(encoding="utf-8")
+        name = re.fullmatch(r"(\d{4})_[a-z0-9_]+\.sql", path.name)
+        breaking = re.search(r"^-- breaking: (yes|no)$", text, re.MULTILINE)
+        needs = re.search(r"^-- needs: (superuser|owner)$", text, re.MULTILINE)
+        if not (name and breaking and needs):
+            raise SchemaError(f"{path} has not the name or not the header of a migration")
+        return cls(path, int(name[1]), breaking[1] == "yes", needs[1] == "superuser")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The SQL files of one version of the schema."""
+
+    init: tuple[Path, ...]
+    migrations: tuple[Migration, ...]
+
+    @classmethod
+    def find(cls, root: Path | None = None) -> Files:
+        """Find the files below `root`, by default those that belong to this code."""
+        root = root or sql_root()
+        init = sorted((root / "init").glob("*.sql"))
+        if not init:
+            raise SchemaError(f"there are no SQL files in {root}: install notifyq again")
+        migrations = sorted((root / "migrations").glob("*.sql"))
+        return cls(tuple(init), tuple(Migration.read(path) for path in migrations))
+
+    @property
+    def version(self) -> int:
+        """The version that they install."""
+        return max((step.version for step in self.migrations), default=1)
+
+    def pending(self, installed: int) -> list[Migration]:
+        """Migrations that a database of version `installed` lacks."""
+        if installed > self.version:
+            raise SchemaTooNewError(
+                f"version {installed} is installed, this notifyq knows {self.version}: "
+                "use a later notifyq"
+            )
+        return [step for step in self.migrations if step.version > installed]
+
+    def plan(self, installed: int | None) -> list[Path]:
+        """List what leads from version `installed` to this one, in its order."""
+        if installed is None:
+            return list(self.init)
+        code = [path for path in self.init if not "10" <= path.name[:2] <= "19"]
+        return [*(step.path for step in self.pending(installed)), *code]
+
+    def text(self, path: Path) -> str:
+        """Return what to run for a file: a migration records its version right after itself."""
+        text = path.read_text(encoding="utf-8")
+        return text + "".join(
+            _RECORD.format(step.version) for step in self.migrations if step.path == path
+        )
+
+
+def sql_root() -> Path:
+    """Return the folder of the SQL files: in the installed package, else in the repository."""
+    packaged = Path(__file__).parents[1] / "db"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "db"
+
+
+def plan(installed: int | None, root: Path | None = None) -> list[Path]:
+    """List the files that lead from version `installed` (None: nothing) to this one."""
+    return Files.find(root).plan(installed)
+
+
+def script(installed: int | None, root: Path | None = None) -> str:
+    """Return the plan as one SQL script, which does what `install` or `upgrade` would do."""
+    files = Files.find(root)
+    start = "nothing" if installed is None else f"version {installed}"
+    guard = _GUARD.format(installed="null" if installed is None else installed, start=start)
+    return "".join(
+        (
+            f"-- Schema messages of notifyq: from {start} to version {files.version}.\n"
+            "-- Run it as the owner: psql -v ON_ERROR_STOP=1 -f <this file>\n\nbegin;\n"
+            f"set local client_encoding = 'UTF8';{BEGIN}{guard}",
+            *(
+                f"\n-- {path.parent.name}/{path.name}\n\n{files.text(path)}"
+                for path in files.plan(installed)
+            ),
+            "\ncommit;\n",
+        )
+    )

@@ -1,0 +1,329 @@
+"""The server of the tests, one fresh database for each test, and a guard against leaks.
+
+The server is NOTIFYQ_TEST_DSN if that is set, else the compose service `db` where containers can be
+run, else Debian's PostgreSQL, else the embedded one. NOTIFYQ_TEST_ENGINE forces one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from database import (
+    Bells,
+    Connect,
+    Connection,
+    Notices,
+    create_clone,
+    drop_database,
+    install,
+    open_session,
+    session,
+    with_database,
+)
+from notifyq.embedded import Server, debian_binaries, wheel_binaries
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+_PASSWORD = os.environ.get("NOTIFYQ_PASSWORD", "notifyq")
+# The names of databases are shared by all test runs on a server.
+_RUN = f"notifyq_test_{os.getpid()}"
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How the tests get their server."""
+
+    kind: str
+    has_cron: bool
+
+
+_ENGINE = pytest.StashKey[Engine]()
+
+
+def _succeeds(*command: str, timeout: float = 20) -> bool:
+    try:
+        return not subprocess.run(
+            command, capture_output=True, timeout=timeout, check=False
+        ).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _compose_command() -> str | None:
+    if _succeeds("docker", "compose", "version"):
+        return "docker compose"
+    return shutil.which("docker-compose") and "docker-compose"
+
+
+def _has_image() -> bool:
+    base = os.environ.get("NOTIFYQ_BASE_IMAGE", "debian:trixie-slim")
+    return (
+        _succeeds("docker", "image", "inspect", "notifyq/db:dev")
+        or _succeeds("docker", "image", "inspect", base)
+        or _succeeds("docker", "pull", "-q", base, timeout=300)
+    )
+
+
+def _serves_cron(dsn: str) -> bool:
+    async def ask() -> bool:
+        async with session(dsn) as connection:
+            serves = await connection.fetchval(
+                "select current_setting('cron.database_name', true) is not distinct from "
+                "current_database()"
+            )
+            return bool(serves)
+
+    return asyncio.run(ask())
+
+
+def _choose_engine() -> Engine:
+    dsn = os.environ.get("NOTIFYQ_TEST_DSN")
+    kind = os.environ.get("NOTIFYQ_TEST_ENGINE") or ("url" if dsn else "")
+    if kind == "url":
+        if not dsn:
+            pytest.exit("NOTIFYQ_TEST_ENGINE=url needs NOTIFYQ_TEST_DSN", 3)
+        return Engine(kind, _serves_cron(dsn))
+    if kind == "docker":
+        return Engine(kind, has_cron=True)
+    if not kind and _succeeds("docker", "info") and _compose_command() and _has_image():
+        return Engine("docker", has_cron=True)
+    for name, binaries in (("debian", debian_binaries()), ("embedded", wheel_binaries())):
+        if kind in {"", name} and binaries:
+            return Engine(name, Server(Path("unused"), binaries=binaries).has_cron)
+    pytest.exit(
+        f"no PostgreSQL ({kind or 'any'}): start docker, install the packages postgresql and "
+        "postgresql-cron, or run `pip install -e '.[dev]'`",
+        3,
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Objects of the start-up would be looked at again after every test.
+    gc.freeze()
+    config.stash[_ENGINE] = _choose_engine()
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    engine = config.stash[_ENGINE]
+    lines = [f"notifyq: database engine {engine.kind}"]
+    if not engine.has_cron:
+        lines.append("notifyq: tests marked cron are deselected, this server has no pg_cron")
+    if engine.kind != "docker":
+        lines.append("notifyq: tests marked docker are deselected, the engine is not docker")
+    return lines
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    engine = config.stash[_ENGINE]
+    lacking = set() if engine.has_cron else {"cron"}
+    if engine.kind != "docker":
+        lacking.add("docker")
+    left_out = [item for item in items if lacking & {mark.name for mark in item.iter_markers()}]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def docker_compose_command() -> str:
+    return _compose_command() or "docker compose"
+
+
+@pytest.fixture(scope="session")
+def docker_compose_file(pytestconfig: pytest.Config) -> str:
+    return str(pytestconfig.rootpath / "docker-compose.yml")
+
+
+@pytest.fixture(scope="session")
+def docker_compose_project_name() -> str:
+    return f"notifyqtest{os.getpid()}"
+
+
+@pytest.fixture(scope="session")
+def docker_setup() -> list[str]:
+    return ["up -d --build db"]
+
+
+@pytest.fixture(scope="session")
+def docker_cleanup() -> list[str]:
+    return ["down -v --remove-orphans -t 5"]
+
+
+def _accepts(dsn: str) -> bool:
+    async def connect() -> None:
+        async with session(dsn):
+            pass
+
+    try:
+        asyncio.run(connect())
+    except (OSError, asyncpg.PostgresError, TimeoutError):
+        return False
+    return True
+
+
+@contextmanager
+def _compose(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOTIFYQ_DB_PORT", "")  # the engine picks a free one
+        services = request.getfixturevalue("docker_services")
+        host = request.getfixturevalue("docker_ip")
+        port = services.port_for("db", 5432)
+        dsn = f"postgresql://postgres:{quote(_PASSWORD, safe='')}@{host}:{port}/notifyq"
+        services.wait_until_responsive(lambda: _accepts(dsn), timeout=120, pause=0.2)
+        yield dsn
+
+
+@contextmanager
+def _private(binaries: Path | None) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
+        # Run by root, the server is another user's and must be able to enter.
+        Path(folder).chmod(0o711)
+        server = Server(Path(folder) / "server", binaries=binaries, throwaway=True)
+        try:
+            yield server.start()
+        finally:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Give the address of the server's own database, the one that pg_cron serves, if any."""
+    engine = request.config.stash[_ENGINE]
+    if engine.kind == "url":
+        yield os.environ["NOTIFYQ_TEST_DSN"]
+    elif engine.kind == "docker":
+        with _compose(request) as dsn:
+            yield dsn
+    else:
+        with _private(debian_binaries() if engine.kind == "debian" else wheel_binaries()) as dsn:
+            yield dsn
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def template(server: str, pytestconfig: pytest.Config) -> AsyncIterator[str]:
+    """Give the name of a database with the schema installed, to which nobody is connected."""
+    name = f"{_RUN}_template"
+    async with session(server) as admin:
+        version = await admin.fetchval("show server_version")
+        cron = await admin.fetchval(
+            "select default_version from pg_available_extensions where name = 'pg_cron'"
+        )
+        _report(pytestconfig, f"PostgreSQL {version}, pg_cron {cron or 'absent'}")
+        await admin.execute(f'create database "{name}" template template0')
+        async with session(with_database(server, name)) as connection:
+            await install(connection)
+        yield name
+        await drop_database(admin, name)
+
+
+def _report(config: pytest.Config, line: str) -> None:
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    capture: Any = config.pluginmanager.get_plugin("capturemanager")
+    if reporter and capture:
+        with capture.global_and_fixture_disabled():
+            reporter.ensure_newline()
+            reporter.write_line(f"notifyq: {line}")
+
+
+@pytest.fixture
+async def database(server: str, template: str) -> AsyncIterator[str]:
+    """Give the address of a fresh database with the schema installed, gone after the test."""
+    name = f"{_RUN}_{next(_numbers)}"
+    async with session(server) as admin:
+        await create_clone(admin, name, template)
+        yield with_database(server, name)
+        await drop_database(admin, name)
+
+
+@pytest.fixture
+async def empty_database(server: str) -> AsyncIterator[str]:
+    """Give the address of a fresh database without the schema, gone after the test."""
+    name = f"{_RUN}_{next(_numbers)}"
+    async with session(server) as admin:
+        await admin.execute(f'create database "{name}" template template0')
+        yield with_database(server, name)
+        await drop_database(admin, name)
+
+
+@pytest.fixture
+async def connect(database: str) -> AsyncIterator[Connect]:
+    """Give a function that opens one more session, closed after the test."""
+    async with AsyncExitStack() as stack:
+
+        async def open_one(**options: Any) -> Connection:
+            connection = await open_session(database, **options)
+            stack.push_async_callback(_close, connection)
+            return connection
+
+        yield open_one
+
+
+async def _close(connection: Connection) -> None:
+    # A test may leave a statement waiting for a lock that another session holds: terminating does
+    # not wait for an answer.
+    if connection.is_in_transaction():
+        connection.terminate()
+    else:
+        await connection.close(timeout=10)
+
+
+@pytest.fixture
+async def connection(connect: Connect) -> Connection:
+    """Give a session in the database of the test."""
+    return await connect()
+
+
+@pytest.fixture
+async def bells(connect: Connect) -> Bells:
+    """Give a listener, in a session of its own, that hears every bell from now on."""
+    bells = Bells(await connect())
+    await bells.listen()
+    return bells
+
+
+@pytest.fixture
+def notices(connection: Connection) -> Notices:
+    """Give what the server says to the session of the test beside its answers."""
+    return Notices(connection)
+
+
+@pytest.fixture
+async def watched_loop() -> AsyncIterator[None]:
+    """Fail the test that leaves tasks behind, or whose errors nobody looked at."""
+    loop = asyncio.get_running_loop()
+    unseen: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unseen.append(context))
+    before = asyncio.all_tasks()
+    yield
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    gc.collect()  # a task reports an error that nobody asked for when it is collected
+    assert not left, f"tasks are left running: {left}"
+    assert not unseen, f"errors reached the event loop: {unseen}"
+
+
+@pytest.fixture(autouse=True)
+def leak_guard(request: pytest.FixtureRequest) -> None:
+    """Watch the loop of every test that has one."""
+    function = getattr(request.node, "function", None)
+    if inspect.iscoroutinefunction(function):
+        request.getfixturevalue("watched_loop")

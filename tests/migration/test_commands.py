@@ -1,0 +1,148 @@
+"""What the commands print, and scripts that do the same without Python."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+
+from database import catalog_lines, session
+from notifyq import migrate
+from notifyq.cli import schema
+from notifyq.embedded import debian_binaries
+from notifyq.errors import SchemaMissingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOTE = "notifyq: pg_cron does not serve this database: the workers do the upkeep\n"
+
+
+def catalog(dsn: str) -> list[str]:
+    async def read() -> list[str]:
+        async with session(dsn) as connection:
+            return await catalog_lines(connection)
+
+    return asyncio.run(read())
+
+
+def place(dsn: str) -> str:
+    return dsn.rpartition("/")[2].partition("?")[0] + " on "
+
+
+def psql(dsn: str, text: str, path: Path) -> subprocess.CompletedProcess[str]:
+    binaries = debian_binaries()
+    program = shutil.which("psql") or (binaries and shutil.which("psql", path=str(binaries)))
+    if not program:
+        pytest.skip("there is no psql")
+    script = path / "script.sql"
+    script.write_text(text, encoding="utf-8")
+    return subprocess.run(
+        [program, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", str(script), dsn],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        # A terminal of long ago: the script must not depend on it.
+        env={"PGCLIENTENCODING": "LATIN1", "PATH": "/usr/bin:/bin"},
+    )
+
+
+def test_init_tells_what_it_did(empty_database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    schema.init(dsn=empty_database)
+    out, err = capsys.readouterr()
+    assert out.startswith(f"schema messages version 2 installed in {place(empty_database)}")
+    assert err == NOTE
+    schema.init(dsn=empty_database)
+    out = capsys.readouterr().out
+    assert out.startswith(f"version 2 already installed in {place(empty_database)}")
+    assert out.endswith(", nothing changed\n")
+
+
+def test_migrate_tells_what_it_did(version_1: str, capsys: pytest.CaptureFixture[str]) -> None:
+    schema.migrate(dsn=version_1)
+    out, err = capsys.readouterr()
+    assert out.startswith(f"schema messages upgraded from version 1 to 2 in {place(version_1)}")
+    assert err == NOTE
+    schema.migrate(dsn=version_1, as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["before"], report["version"], report["is_changed"]) == (2, 2, False)
+    assert report["notices"] == [NOTE.removeprefix("notifyq: ").strip()]
+    assert report["files"] == [str(path) for path in migrate.plan(2)]
+
+
+def test_a_dry_run_lists_files_and_changes_nothing(
+    version_1: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = catalog(version_1)
+    files = [str(path) for path in migrate.plan(1)]
+    schema.migrate(dsn=version_1, dry_run=True)
+    assert capsys.readouterr().out.splitlines() == files
+    schema.migrate(dsn=version_1, dry_run=True, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"before": 1, "files": files}
+    assert catalog(version_1) == before
+
+
+def test_a_script_upgrades_once(
+    version_1: str, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = catalog(version_1)
+    schema.migrate(dsn=version_1, sql=True)
+    text = capsys.readouterr().out
+    assert catalog(version_1) == before
+    done = psql(version_1, text, tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert catalog(version_1) == catalog(database)
+    again = psql(version_1, text, tmp_path)
+    assert again.returncode == 3
+    assert "this script starts from version 1, but version 2 is installed" in again.stderr
+    # The next script renews the code of the same version.
+    assert psql(version_1, migrate.script(2), tmp_path).returncode == 0
+    assert catalog(version_1) == catalog(database)
+
+
+def test_a_script_installs(
+    empty_database: str, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema.init(sql=True)
+    text = capsys.readouterr().out
+    done = psql(empty_database, text, tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert catalog(empty_database) == catalog(database)
+    again = psql(empty_database, text, tmp_path)
+    assert "this script starts from nothing, but version 2 is installed" in again.stderr
+
+
+async def test_a_script_runs_through_any_driver(version_1: str, database: str) -> None:
+    async with session(version_1) as upgraded, session(database) as fresh:
+        await upgraded.execute(migrate.script(1))
+        assert await catalog_lines(upgraded) == await catalog_lines(fresh)
+
+
+def test_a_script_that_fails_changes_nothing(version_1: str, root: Path, tmp_path: Path) -> None:
+    (root / "migrations/0003_broken.sql").write_text(
+        "-- breaking: no\n-- needs: owner\n\nselect 1 / 0;\n"
+    )
+    before = catalog(version_1)
+    assert "division by zero" in psql(version_1, migrate.script(1, root), tmp_path).stderr
+    assert catalog(version_1) == before
+
+
+def test_a_preview_needs_a_schema(empty_database: str) -> None:
+    for options in ({"sql": True}, {"dry_run": True}):
+        with pytest.raises(SchemaMissingError, match="run `notifyq init`"):
+            schema.migrate(dsn=empty_database, **options)
+
+
+def test_a_script_is_not_json() -> None:
+    with pytest.raises(typer.BadParameter):
+        schema.migrate(sql=True, as_json=True)
+    with pytest.raises(typer.BadParameter):
+        schema.migrate(sql=True, dry_run=True)
+    with pytest.raises(typer.BadParameter):
+        schema.init(sql=True, as_json=True)

@@ -1,0 +1,229 @@
+"""Upgrades from version 1, with messages in the database."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from database import CLAIM, Connection, catalog_lines, install, session, until_blocked
+from notifyq import migrate
+from notifyq.errors import (
+    AccessDeniedError,
+    OutdatedSchemaError,
+    SchemaError,
+    SchemaTooNewError,
+    SchemaTooOldError,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOCK = "select pg_advisory_lock(7305427003)"
+
+
+async def catalog(dsn: str) -> list[str]:
+    async with session(dsn) as connection:
+        return await catalog_lines(connection)
+
+
+async def rows(connection: Connection) -> dict[str, list[Any]]:
+    return {
+        table: [
+            row[0]
+            for row in await connection.fetch(
+                f"select to_jsonb(t) from messages.{table} as t order by 1"
+            )
+        ]
+        for table in ("queue", "message", "message_archive")
+    }
+
+
+async def versions(connection: Connection) -> list[int]:
+    found = await connection.fetch("select version from messages.schema_version order by 1")
+    return [row["version"] for row in found]
+
+
+async def test_an_upgraded_database_equals_a_fresh_one(version_1: str, database: str) -> None:
+    assert await catalog(version_1) != await catalog(database)
+    async with session(version_1) as connection:
+        report = await migrate.upgrade(connection)
+        assert await versions(connection) == [1, 2]
+    assert (report.before, report.version, report.is_changed) == (1, 2, True)
+    assert await catalog(version_1) == await catalog(database)
+
+
+async def test_an_upgrade_keeps_every_row(version_1: str) -> None:
+    async with session(version_1) as connection:
+        before = await rows(connection)
+        assert {key: len(found) for key, found in before.items()} == {
+            "queue": 3,
+            "message": 5,
+            "message_archive": 4,
+        }
+        await migrate.upgrade(connection)
+        assert await rows(connection) == before
+
+
+async def test_messages_go_on_after_an_upgrade(version_1: str) -> None:
+    async with session(version_1) as connection:
+        held = await connection.fetchrow("select * from messages.message where state = 'locked'")
+        assert held is not None
+        await migrate.upgrade(connection)
+        # A worker that claimed before the upgrade finishes after it.
+        finish = "select messages.finish($1, $2)"
+        assert await connection.fetchval(finish, held["id"], held["lock_token"])
+        await connection.execute("insert into messages.message (message) values ('[\"new\"]')")
+        claimed = await connection.fetch(CLAIM, None, 10, "w")
+        assert [row["message"] for row in claimed] == [{"bill": 2}, ["new"]]
+        for row in claimed:
+            assert await connection.fetchval(finish, row["id"], row["lock_token"])
+        # Those that died in version 1 can be published again.
+        assert await connection.fetchval("select messages.redrive()") == 3
+        again = await connection.fetch(CLAIM, ["default"], 10, "w")
+        assert [row["message"] for row in again] == [2, 3, 4]
+
+
+async def test_a_second_upgrade_finds_nothing_to_do(version_1: str) -> None:
+    async with session(version_1) as connection:
+        await migrate.upgrade(connection)
+        before = await catalog_lines(connection)
+        report = await migrate.upgrade(connection)
+        assert (report.before, report.version, report.is_changed) == (2, 2, False)
+        assert await versions(connection) == [1, 2]
+        assert await catalog_lines(connection) == before
+
+
+async def test_an_upgrade_renews_functions_of_the_same_version(version_1: str) -> None:
+    async with session(version_1) as connection:
+        await migrate.upgrade(connection)
+        before = await catalog_lines(connection)
+        await connection.execute("drop function messages.dead_count(text)")
+        report = await migrate.upgrade(connection)
+        assert (report.before, report.version, report.is_changed) == (2, 2, True)
+        assert await catalog_lines(connection) == before
+
+
+async def test_of_two_upgrades_at_once_one_waits_and_finds_nothing_to_do(version_1: str) -> None:
+    async with (
+        session(version_1) as holder,
+        session(version_1) as one,
+        session(version_1) as two,
+        asyncio.TaskGroup() as group,
+    ):
+        await holder.execute(LOCK)
+        upgrades = [group.create_task(migrate.upgrade(each)) for each in (one, two)]
+        await until_blocked(holder, one, two)
+        await holder.execute("select pg_advisory_unlock_all()")
+        reports = [await upgrade for upgrade in upgrades]
+    assert sorted((r.before, r.version, r.is_changed) for r in reports) == [
+        (1, 2, True),
+        (2, 2, False),
+    ]
+
+
+async def test_an_upgrade_gives_way_and_tries_again(
+    version_1: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "BEGIN", migrate.BEGIN.replace("'5s'", "'50ms'"))
+    monkeypatch.setattr(migrate, "_PAUSES", (0.01,) * 1000)
+    async with session(version_1) as user, session(version_1) as other, session(version_1) as one:
+        begun = user.transaction()
+        await begun.start()
+        await user.execute("insert into messages.message (message) values ('1')")
+        upgrade = asyncio.create_task(migrate.upgrade(one))
+        await until_blocked(other, one)
+        # The queues go on meanwhile: what waits behind the upgrade waits for a moment only.
+        await other.execute("insert into messages.message (message) values ('2')")
+        assert not upgrade.done()
+        await begun.commit()
+        assert (await upgrade).version == 2
+
+
+async def test_an_upgrade_ends_where_a_transaction_does_not(
+    version_1: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "BEGIN", migrate.BEGIN.replace("'5s'", "'20ms'"))
+    monkeypatch.setattr(migrate, "_PAUSES", (0.01,))
+    async with session(version_1) as user, session(version_1) as connection:
+        async with user.transaction():
+            await user.execute("insert into messages.message (message) values ('1')")
+            with pytest.raises(SchemaError, match="a long transaction uses the tables"):
+                await migrate.upgrade(connection)
+        assert await versions(connection) == [1]
+        assert await connection.fetchval("select messages.version()") == 1
+
+
+async def test_a_migration_that_fails_takes_all_others_back(version_1: str, root: Path) -> None:
+    (root / "migrations/0003_broken.sql").write_text(
+        "-- breaking: no\n-- needs: owner\n\n"
+        "create table messages.half (id bigint);\ninsert into messages.nowhere values (1);\n"
+    )
+    before = await catalog(version_1)
+    async with session(version_1) as connection:
+        with pytest.raises(
+            SchemaError,
+            match=r'^0003_broken.sql, line 5: relation "messages.nowhere" does not exist; nothing',
+        ):
+            await migrate.upgrade(connection, root)
+        assert await versions(connection) == [1]
+        assert await catalog_lines(connection) == before
+        # The connection is as good as before.
+        assert (await migrate.upgrade(connection)).version == 2
+
+
+async def test_each_migration_is_recorded(version_1: str, root: Path) -> None:
+    (root / "migrations/0003_more.sql").write_text(
+        "-- breaking: no\n-- needs: owner\n\ncreate table messages.more (id bigint);\n"
+        "do $$ begin assert 2 = (select max(version) from messages.schema_version); end; $$;\n"
+    )
+    source = root / "init/01_schema.sql"
+    source.write_text(source.read_text().replace("select 2;", "select 3;"))
+    async with session(version_1) as connection:
+        assert (await migrate.upgrade(connection, root)).version == 3
+        assert await versions(connection) == [1, 2, 3]
+
+
+async def test_a_migration_that_needs_a_superuser_says_so(
+    version_1: str, root: Path, role: str
+) -> None:
+    (root / "migrations/0003_power.sql").write_text("-- breaking: no\n-- needs: superuser\n")
+    async with session(version_1) as connection:
+        await connection.execute(f"alter schema messages owner to {role}; set role {role}")
+        await connection.execute("reset role")
+        await connection.execute(f"grant select on messages.schema_version to {role}")
+        await connection.execute(f"set role {role}")
+        with pytest.raises(
+            AccessDeniedError, match=f"0003_power.sql needs a superuser, and {role}"
+        ):
+            await migrate.upgrade(connection, root)
+        await connection.execute("reset role")
+
+
+async def test_an_install_over_an_older_version_asks_for_an_upgrade(version_1: str) -> None:
+    before = await catalog(version_1)
+    async with session(version_1) as connection:
+        with pytest.raises(
+            SchemaTooOldError,
+            match="^version 1 is installed, this notifyq needs 2: run `notifyq migrate`$",
+        ):
+            await migrate.install(connection)
+        with pytest.raises(OutdatedSchemaError, match="version 1 of the schema is installed here"):
+            await install(connection)
+    async with session(version_1) as connection:
+        assert await versions(connection) == [1]
+        await connection.execute("select messages.dead_count()")
+    assert len(await catalog(version_1)) == len(before)
+
+
+async def test_a_later_version_is_left_alone(database: str) -> None:
+    async with session(database) as connection:
+        await connection.execute("insert into messages.schema_version values (99)")
+        before = await catalog_lines(connection)
+        for action in (migrate.install, migrate.upgrade):
+            with pytest.raises(SchemaTooNewError, match="version 99 is installed"):
+                await action(connection)
+        with pytest.raises(OutdatedSchemaError, match="version 99 of the schema"):
+            await install(connection)
+        assert await catalog_lines(connection) == before
