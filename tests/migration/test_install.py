@@ -68,7 +68,7 @@ async def test_an_install_is_repaired(database: str) -> None:
 
 async def test_there_is_nothing_to_upgrade_in_an_empty_database(empty_database: str) -> None:
     async with session(empty_database) as connection:
-        with pytest.raises(SchemaMissingError, match="not installed in database .*`notifyq init`"):
+        with pytest.raises(SchemaMissingError, match=r"not installed in database .*`notifyq init`"):
             await migrate.upgrade(connection)
 
 
@@ -136,7 +136,7 @@ async def test_a_right_that_is_missing_inside_a_file_is_named(
         await connection.execute(f"alter schema messages owner to {role}")
         await connection.execute(f"grant select on messages.schema_version to {role}")
         await connection.execute(f"set role {role}")
-        with pytest.raises(AccessDeniedError, match="01_schema.sql: must be owner of .*superuser"):
+        with pytest.raises(AccessDeniedError, match=r"01_schema.sql: must be owner of .*superuser"):
             await migrate.upgrade(connection, root)
         await connection.execute("reset role")
         await connection.execute("alter schema messages owner to current_user")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import CLAIM, Connection, catalog_lines, install, session, until_blocked
+from database import Connection, catalog_lines, install, session, until_blocked
 from notifyq import migrate
 from notifyq.errors import (
     AccessDeniedError,
@@ -20,6 +20,7 @@ from notifyq.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+CLAIM = "select * from messages.claim($1, 10, worker => 'w')"
 LOCK = "select pg_advisory_lock(7305427003)"
 
 
@@ -75,13 +76,13 @@ async def test_messages_go_on_after_an_upgrade(version_1: str) -> None:
         finish = "select messages.finish($1, $2)"
         assert await connection.fetchval(finish, held["id"], held["lock_token"])
         await connection.execute("insert into messages.message (message) values ('[\"new\"]')")
-        claimed = await connection.fetch(CLAIM, None, 10, "w")
+        claimed = await connection.fetch(CLAIM, None)
         assert [row["message"] for row in claimed] == [{"bill": 2}, ["new"]]
         for row in claimed:
             assert await connection.fetchval(finish, row["id"], row["lock_token"])
         # Those that died in version 1 can be published again.
         assert await connection.fetchval("select messages.redrive()") == 3
-        again = await connection.fetch(CLAIM, ["default"], 10, "w")
+        again = await connection.fetch(CLAIM, ["default"])
         assert [row["message"] for row in again] == [2, 3, 4]
 
 
@@ -206,7 +207,7 @@ async def test_an_install_over_an_older_version_asks_for_an_upgrade(version_1: s
     async with session(version_1) as connection:
         with pytest.raises(
             SchemaTooOldError,
-            match="^version 1 is installed, this notifyq needs 2: run `notifyq migrate`$",
+            match=r"^version 1 is installed, this notifyq needs 2: run `notifyq migrate`$",
         ):
             await migrate.install(connection)
         with pytest.raises(OutdatedSchemaError, match="version 1 of the schema is installed here"):

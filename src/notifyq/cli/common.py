@@ -23,7 +23,9 @@ from notifyq.model import ArchivedMessage, Message
 
 T = TypeVar("T")
 
-out = Console(highlight=False, soft_wrap=True)
+# Into a pipe or a file nothing is cut off at the width of a terminal that isn't there.
+_WIDE = 240
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 DsnOption = Annotated[
@@ -102,15 +104,10 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:
         is_number = isinstance(rows[0][name], int | float) and not isinstance(rows[0][name], bool)
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=not is_wide(name))
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(cell(value) for value in row.values()))
     out.print(table)
-
-
-def is_wide(name: str) -> bool:
-    """Whether a column may be folded to fit the terminal."""
-    return name in {"message", "details", "result"}
 
 
 def cell(value: Any) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 
-import click
 import typer
 
 from notifyq import __version__
@@ -21,8 +20,13 @@ from notifyq.cli import (
     worker,
 )
 from notifyq.cli.common import DsnOption, err, open_database, out, run
-from notifyq.errors import NotifyqError
+from notifyq.errors import DatabaseError, NotifyqError, ServerError
 from notifyq.sql import SESSION
+
+# Typer brings a copy of click along or uses the one installed; only the class tells which.
+UsageError: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
 
 app = typer.Typer(
     name="notifyq",
@@ -89,12 +93,12 @@ def _invoke(args: list[str], *, debug: bool) -> int:
     command = typer.main.get_command(app)
     try:
         return int(command.main(args, prog_name="notifyq", standalone_mode=False) or 0)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
-        err.print(f"notifyq: {error.format_message()}", markup=False)
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort, asyncio.CancelledError):
+    except UsageError as error:
+        err.print(f"notifyq: {_one_line(error)} (`notifyq --help` tells more)", markup=False)
+        return 2
+    except (KeyboardInterrupt, typer.Abort, asyncio.CancelledError):
         return 130
     except BrokenPipeError:
         # The reader of our output has gone, as `head` does: nobody is left to tell.
@@ -103,7 +107,16 @@ def _invoke(args: list[str], *, debug: bool) -> int:
     except NotifyqError as error:
         if debug:
             raise
-        hint = getattr(error, "hint", None)
-        line = " ".join(str(error).split())
-        err.print(f"notifyq: {line}" + (f": {hint}" if hint else ""), markup=False)
+        # What the server logged when it could not start follows on lines of its own.
+        text = str(error) if isinstance(error, ServerError) else _one_line(error)
+        err.print(f"notifyq: {text}", markup=False)
         return 1
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, DatabaseError):
+        hint = f": {error.hint}" if error.hint else ""
+        return f"{error.args[0]}{hint}"
+    if isinstance(error, UsageError):
+        return str(error.format_message())  # type: ignore[attr-defined]
+    return " ".join(str(error).split())

@@ -51,7 +51,7 @@ class Progress:
 
     def __exit__(self, *exc_info: object) -> None:
         self._bar.stop()
-        if not err.is_terminal and exc_info[0] is None:
+        if not err.is_terminal and self._said > self._since and exc_info[0] is None:
             self._say()
 
     def advance(self, by: int = 1) -> None:

@@ -19,6 +19,12 @@ from notifyq.cli.common import (
 
 queues = typer.Typer(name="queues", help="List, create, change, pause and drop queues.")
 
+# What fits a terminal; --json has the whole policy.
+_COLUMNS = (
+    *("queue", "waiting", "scheduled", "locked", "expired"),
+    *("oldest_waiting_at", "lock_timeout", "max_attempts", "paused"),
+)
+
 NameArgument = Annotated[str, typer.Argument(help="Name of the queue.")]
 LockTimeoutOption = Annotated[
     Any, typer.Option(parser=duration, metavar="DURATION", help="How long a claim holds a message.")
@@ -45,7 +51,8 @@ def ls(context: typer.Context, dsn: DsnOption = None, as_json: JsonOption = Fals
     async def list_queues() -> None:
         async with open_database(dsn) as database:
             rows = [dict(row) for row in await Admin(database).queue_info()]
-        print_rows(rows, as_json=as_json, empty="no queues")
+        shown = rows if as_json else [{name: row[name] for name in _COLUMNS} for row in rows]
+        print_rows(shown, as_json=as_json, empty="no queues")
 
     run(list_queues())
 

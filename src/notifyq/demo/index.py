@@ -80,7 +80,9 @@ def index(path: str) -> Index:
             # Old test data has escapes that Python warns about; that is not our business.
             warnings.simplefilter("ignore", SyntaxWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
-            nodes = Counter(type(node).__name__ for node in ast.walk(ast.parse(code, filename=path)))
+            nodes = Counter(
+                type(node).__name__ for node in ast.walk(ast.parse(code, filename=path))
+            )
         tokens = sum(1 for _ in tokenize.tokenize(io.BytesIO(code).readline))
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         raise Reject(f"{path}: {type(error).__name__}: {error}") from error
