@@ -53,7 +53,7 @@ archived() {
 publish() { docker compose exec -T worker notifyq publish "$@" >/dev/null; }
 healthy() { [[ $(container "$1" '{{.State.Health.Status}}') == healthy ]]; }
 restarted() { healthy worker && [[ $(container worker '{{.RestartCount}}') -gt 0 ]]; }
-logged() { docker compose logs --no-color "$1" | grep -F -q -- "$2"; }
+logged() { [[ $(docker compose logs --no-color "$1") == *"$2"* ]]; }
 runs_as_user() { [[ $(docker compose exec -T "$1" id -u) != 0 ]]; }
 on_loopback() { [[ $(docker compose port db 5432) == 127.0.0.1:* ]]; }
 
@@ -87,9 +87,9 @@ check '  archived as success' within 30 archived '{"hello": "compose"}' success
 check 'publish by INSERT in psql' insert hello
 check '  archived as success' within 30 archived '["hello"]' success
 
-check 'publish a message that is rejected' publish default "$REJECTED"
-check '  archived as rejected' within 30 archived "$REJECTED" rejected
-check '  reported by dead' within 30 logged dead rejected
+check 'publish a message that is rejected' publish default '{"reject": "as told"}'
+check '  archived as rejected' within 30 archived '{"reject": "as told"}' rejected
+check '  reported by dead' within 30 logged dead 'rejected: as told'
 
 check 'kill -9 the worker' kill_worker
 check 'publish while it is down' insert after-kill

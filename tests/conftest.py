@@ -29,11 +29,14 @@ from database import (
     Connect,
     Connection,
     Notices,
+    clear,
     create_clone,
     drop_database,
+    end_sessions,
     install,
     open_session,
     session,
+    stamp,
     with_database,
 )
 from notifyq.embedded import Server, debian_binaries, wheel_binaries
@@ -45,14 +48,27 @@ _PASSWORD = os.environ.get("NOTIFYQ_PASSWORD", "notifyq")
 # The names of databases are shared by all test runs on a server.
 _RUN = f"notifyq_test_{os.getpid()}"
 _numbers = itertools.count(1)
+_DEBIAN = Path("/usr/share/postgresql")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How the tests get their server."""
+    """How the tests get their server, and which extensions it offers beside PostgreSQL's own."""
 
     kind: str
-    has_cron: bool
+    extensions: frozenset[str]
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        """The marks of tests that cannot run here, each with the reason."""
+        found = {
+            mark: f"this server has no {extension}"
+            for mark, extension in (("cron", "pg_cron"), ("plpgsql_check", "plpgsql_check"))
+            if extension not in self.extensions
+        }
+        if self.kind != "docker":
+            found["docker"] = "the engine is not docker"
+        return found
 
 
 _ENGINE = pytest.StashKey[Engine]()
@@ -82,16 +98,21 @@ def _has_image() -> bool:
     )
 
 
-def _serves_cron(dsn: str) -> bool:
-    async def ask() -> bool:
+def _offered(dsn: str) -> frozenset[str]:
+    async def ask() -> frozenset[str]:
         async with session(dsn) as connection:
-            serves = await connection.fetchval(
-                "select current_setting('cron.database_name', true) is not distinct from "
-                "current_database()"
+            found = await connection.fetch(
+                "select name from pg_available_extensions where name <> 'pg_cron' "
+                "or current_setting('cron.database_name', true) = current_database()"
             )
-            return bool(serves)
+            return frozenset(row["name"] for row in found)
 
     return asyncio.run(ask())
+
+
+def _installed(binaries: Path) -> frozenset[str]:
+    folders = (binaries.parent / "share/extension", _DEBIAN / binaries.parent.name / "extension")
+    return frozenset(file.stem for folder in folders for file in folder.glob("*.control"))
 
 
 def _choose_engine() -> Engine:
@@ -100,14 +121,13 @@ def _choose_engine() -> Engine:
     if kind == "url":
         if not dsn:
             pytest.exit("NOTIFYQ_TEST_ENGINE=url needs NOTIFYQ_TEST_DSN", 3)
-        return Engine(kind, _serves_cron(dsn))
-    if kind == "docker":
-        return Engine(kind, has_cron=True)
-    if not kind and _succeeds("docker", "info") and _compose_command() and _has_image():
-        return Engine("docker", has_cron=True)
+        return Engine(kind, _offered(dsn))
+    can_run = not kind and _succeeds("docker", "info") and _compose_command() and _has_image()
+    if kind == "docker" or can_run:
+        return Engine("docker", frozenset({"pg_cron"}))
     for name, binaries in (("debian", debian_binaries()), ("embedded", wheel_binaries())):
         if kind in {"", name} and binaries:
-            return Engine(name, Server(Path("unused"), binaries=binaries).has_cron)
+            return Engine(name, _installed(binaries))
     pytest.exit(
         f"no PostgreSQL ({kind or 'any'}): start docker, install the packages postgresql and "
         "postgresql-cron, or run `pip install -e '.[dev]'`",
@@ -118,25 +138,21 @@ def _choose_engine() -> Engine:
 def pytest_configure(config: pytest.Config) -> None:
     # Objects of the start-up would be looked at again after every test.
     gc.freeze()
+    config.addinivalue_line("markers", "plpgsql_check: needs a server with plpgsql_check")
     config.stash[_ENGINE] = _choose_engine()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     engine = config.stash[_ENGINE]
-    lines = [f"notifyq: database engine {engine.kind}"]
-    if not engine.has_cron:
-        lines.append("notifyq: tests marked cron are deselected, this server has no pg_cron")
-    if engine.kind != "docker":
-        lines.append("notifyq: tests marked docker are deselected, the engine is not docker")
-    return lines
+    left_out = [
+        f"notifyq: tests marked {mark} are left out: {why}" for mark, why in engine.lacks.items()
+    ]
+    return [f"notifyq: database engine {engine.kind}", *left_out]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    engine = config.stash[_ENGINE]
-    lacking = set() if engine.has_cron else {"cron"}
-    if engine.kind != "docker":
-        lacking.add("docker")
-    left_out = [item for item in items if lacking & {mark.name for mark in item.iter_markers()}]
+    lacks = config.stash[_ENGINE].lacks
+    left_out = [item for item in items if any(mark.name in lacks for mark in item.iter_markers())]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
@@ -243,14 +259,42 @@ def _report(config: pytest.Config, line: str) -> None:
             reporter.write_line(f"notifyq: {line}")
 
 
+@pytest.fixture(scope="session")
+def spares() -> dict[str, str]:
+    """Give the databases that are free for the next test: name and stamp of each."""
+    return {}
+
+
 @pytest.fixture
-async def database(server: str, template: str) -> AsyncIterator[str]:
-    """Give the address of a fresh database with the schema installed, gone after the test."""
-    name = f"{_RUN}_{next(_numbers)}"
+async def database(server: str, template: str, spares: dict[str, str]) -> AsyncIterator[str]:
+    """Give the address of a database as a fresh install leaves it.
+
+    A test that only filled tables hands its database on; one that changed anything else does not.
+    """
     async with session(server) as admin:
-        await create_clone(admin, name, template)
-        yield with_database(server, name)
-        await drop_database(admin, name)
+        if not spares:
+            name = f"{_RUN}_{next(_numbers)}"
+            await create_clone(admin, name, template)
+            async with session(with_database(server, name)) as connection:
+                spares[name] = await stamp(connection)
+        name, fresh = spares.popitem()
+        dsn = with_database(server, name)
+        yield dsn
+        await end_sessions(admin, name)
+        if (cleared := await _cleared(dsn, fresh)) is None:
+            await drop_database(admin, name)
+        else:
+            spares[name] = cleared
+
+
+async def _cleared(dsn: str, fresh: str) -> str | None:
+    async with session(dsn) as connection:
+        if await connection.fetchval("select to_regclass('messages.redrive') is null"):
+            return None
+        if await stamp(connection) != fresh:
+            return None
+        await clear(connection)
+        return await stamp(connection)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 ROOT = Path(__file__).parents[1]
 INIT_FILES = sorted((ROOT / "db/init").glob("*.sql"))
 
+
 class Connect(Protocol):
     """Opens one more session in the database of the test; it is closed with the test."""
 
@@ -63,6 +64,32 @@ async def create_clone(admin: Connection, name: str, template: str) -> None:
 
 async def drop_database(admin: Connection, name: str) -> None:
     await admin.execute(f'drop database if exists "{name}" with (force)')
+
+
+async def end_sessions(admin: Connection, name: str) -> None:
+    """End what is connected to a database and wait until it is gone with all that it held."""
+
+    async def all_gone() -> bool:
+        left = await admin.fetchval(
+            "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = $1", name
+        )
+        return bool(left == 0)
+
+    await until(all_gone, f"no session is in {name}")
+
+
+async def stamp(connection: Connection) -> str:
+    """Return a value that changes with any definition, setting or statistics of the database."""
+    return str(await connection.fetchval(_STAMP))
+
+
+async def clear(connection: Connection) -> None:
+    """Empty the tables, which leaves an install as it was made."""
+    await connection.execute("""
+        truncate messages.message, messages.message_archive, messages.redrive restart identity;
+        truncate messages.queue;
+        insert into messages.queue (name) values ('default');
+    """)
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
@@ -197,9 +224,7 @@ async def value(connection: Connection, function: str, **arguments: Any) -> Any:
 
 async def publish(connection: Connection, quantity: int, queue: str = "default") -> list[int]:
     """Publish the numbers from 0 on and return the ids of the messages."""
-    published = await rows(
-        connection, "publish_many", queue=queue, messages=list(range(quantity))
-    )
+    published = await rows(connection, "publish_many", queue=queue, messages=list(range(quantity)))
     return [row[0] for row in published]
 
 
@@ -221,7 +246,8 @@ async def expire(connection: Connection, *ids: int) -> None:
     """Move locks into the past: the clock is the server's and cannot be moved."""
     await connection.execute(
         "update messages.message set locked_at = locked_at - interval '1 day', "
-        "lock_expires_at = clock_timestamp() - interval '1 second' where id = any ($1)",
+        "lock_expires_at = clock_timestamp() - interval '1 second' "
+        "where id = any ($1) and state = 'locked'",
         ids,
     )
 
@@ -290,7 +316,10 @@ _CATALOG = (
       row_number() over (partition by c.oid order by a.attnum),
       format_type(a.atttypid, a.atttypmod), a.attnotnull, pg_get_expr(d.adbin, d.adrelid),
       a.attidentity, a.attgenerated, a.attstorage,
-      nullif(a.attstattarget, -1), a.attoptions, col_description(c.oid, a.attnum))
+      nullif(a.attstattarget, -1),
+      -- pg_attver is a random number that newer servers keep for themselves.
+      array(select o from unnest(a.attoptions) as o where o !~ '^pg_attver=' order by o),
+      col_description(c.oid, a.attnum))
     from {_RELATIONS}
     join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     left join pg_attrdef as d on d.adrelid = c.oid and d.adnum = a.attnum
@@ -378,4 +407,28 @@ _CRON = """
     select format('cron %s: %s %s in %s, active %s', j.jobname, j.schedule, j.command, j.database,
       j.active)
     from cron.job as j where j.jobname like 'notifyq %'
+"""
+
+_STAMP = """
+    select md5(string_agg(x.line, ' ' order by x.line))
+    from (
+      select format('class %s %s', oid, xmin) from pg_class where oid >= 16384
+      union all select format('proc %s %s', oid, xmin) from pg_proc where oid >= 16384
+      union all select format('type %s %s', oid, xmin) from pg_type where oid >= 16384
+      union all select format('constraint %s %s', oid, xmin) from pg_constraint where oid >= 16384
+      union all select format('trigger %s %s', oid, xmin) from pg_trigger where oid >= 16384
+      union all select format('enum %s %s', oid, xmin) from pg_enum
+      union all select format('extension %s %s', oid, xmin) from pg_extension
+      union all select format('namespace %s %s', oid, xmin) from pg_namespace where nspname !~ '_'
+      union all select format('column %s %s %s', attrelid, attnum, xmin)
+        from pg_attribute where attrelid >= 16384
+      union all select format('default %s %s', oid, xmin) from pg_attrdef
+      union all select format('comment %s %s', objoid, xmin) from pg_description
+        where objoid >= 16384
+      union all select format('statistics %s %s', starelid, staattnum) from pg_statistic
+        where starelid >= 16384
+      union all select format('setting %s', setconfig) from pg_db_role_setting
+        where setdatabase = (select oid from pg_database where datname = current_database())
+      union all select format('version %s', version) from messages.schema_version
+    ) as x (line)
 """

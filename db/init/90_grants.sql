@@ -1,9 +1,43 @@
--- Grants: nothing for everybody, then one list for each role.
+-- Grants: one owner, nothing for everybody, then one list for each role.
 --
 -- owns:    nothing
--- writes:  privileges
+-- writes:  ownership, privileges
 -- calls:   nothing
 -- raises:  nothing
+
+-- The functions act with the rights of their owner, so what a superuser has added to the schema of
+-- another role must become that role's: else its functions could not read the new tables.
+do $$
+declare
+  v_owner regrole := (select n.nspowner from pg_namespace as n where n.nspname = 'messages');
+  v_statement text;
+begin
+  for v_statement in
+    select format(
+      'alter %s messages.%I owner to %s',
+      case c.relkind when 'c' then 'type' else 'table' end, c.relname, v_owner
+    )
+    from pg_class as c
+    where c.relnamespace = 'messages'::regnamespace
+      and c.relkind in ('r', 'p', 'v', 'c')
+      and c.relowner <> v_owner
+    union all
+    select format('alter type messages.%I owner to %s', t.typname, v_owner)
+    from pg_type as t
+    where t.typnamespace = 'messages'::regnamespace
+      and t.typtype = 'e'
+      and t.typowner <> v_owner
+    union all
+    select format('alter routine %s owner to %s', p.oid::regprocedure, v_owner)
+    from pg_proc as p
+    where p.pronamespace = 'messages'::regnamespace
+      and p.prokind in ('f', 'p')
+      and p.proowner <> v_owner
+  loop
+    execute v_statement;
+  end loop;
+end;
+$$;
 
 revoke all on schema messages from public;
 revoke all on all tables in schema messages from public;

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.schema_version
--- calls:   messages.version
+-- calls:   messages.version, messages._partition_name
 -- raises:  NQ902 the install is not whole
 
 do $$

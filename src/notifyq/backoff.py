@@ -24,7 +24,8 @@ _PASSING = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.TargetServerAttributeNotMatched,
     asyncpg.DatabaseDroppedError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.IdleSessionTimeoutError,
@@ -38,12 +39,17 @@ _PASSING = (
 )
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection is gone, as opposed to a server that answers, but not this call."""
+    return isinstance(error, asyncpg.PostgresConnectionError | asyncpg.InterfaceError | OSError)
+
+
 def is_passing(error: BaseException) -> bool:
     """Whether the same call may succeed a little later, on this connection or a new one."""
     if isinstance(error, asyncpg.InterfaceError):
         # asyncpg has no class of its own for "connection is closed"; a bug in a call of ours would
         # be one too, and then ends with the retries.
-        return not isinstance(error, asyncpg.InternalClientError | asyncpg.DataError)
+        return not isinstance(error, asyncpg.ClientConfigurationError)
     return isinstance(error, _PASSING) and not isinstance(error, asyncio.CancelledError)
 
 

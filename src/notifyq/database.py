@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import asyncpg
 
-from notifyq.backoff import is_passing, retrying
+from notifyq.backoff import is_lost, is_passing, retrying
 from notifyq.config import DatabaseSettings, masked
 from notifyq.errors import (
     AccessDeniedError,
@@ -39,6 +38,8 @@ def _session(name: str) -> dict[str, str]:
         "application_name": name,
         # Claims at SERIALIZABLE fail by the dozen, whatever the database's default says.
         "default_transaction_isolation": "read committed",
+        # One that the role or the database has for the sake of others; ours is command_timeout.
+        "statement_timeout": "0",
     }
 
 
@@ -65,13 +66,17 @@ def explained(error: BaseException, dsn: str) -> NotifyqError | None:
             return SchemaMissingError(f"{error}: install the schema with `notifyq init`")
         case asyncpg.ClientConfigurationError():
             return ConfigurationError(f"the DSN {where} cannot be used: {error}")
-        case _ if is_passing(error):
-            reason = str(error) or type(error).__name__
-            return DatabaseUnavailableError(
-                f"no connection to {where}: {reason}: is the server running?"
-            )
         case _:
-            return None
+            return _unavailable(error, where) if is_passing(error) else None
+
+
+def _unavailable(error: BaseException, where: str) -> DatabaseUnavailableError:
+    reason = str(error) or type(error).__name__
+    if is_lost(error):
+        return DatabaseUnavailableError(
+            f"no connection to {where}: {reason}: is the server running?"
+        )
+    return DatabaseUnavailableError(f"{where} cannot do it now: {reason}: try again later")
 
 
 @contextlib.contextmanager
@@ -79,7 +84,12 @@ def explaining(dsn: str) -> Iterator[None]:
     """Raise our errors in place of asyncpg's and the system's; the one place that translates."""
     try:
         yield
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except (
+        asyncpg.PostgresError,
+        asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
+        OSError,
+    ) as error:
         ours = explained(error, dsn)
         if ours is None or isinstance(error, NotifyqError):
             raise
@@ -88,18 +98,22 @@ def explaining(dsn: str) -> Iterator[None]:
 
 async def connect(dsn: str, *, name: str = "notifyq", timeout: float = 10) -> Connection:
     """Open one connection; `name` is what pg_stat_activity shows."""
-    try:
-        parts = urlsplit(dsn)
-        known = parts.scheme in {"postgres", "postgresql"} and parts.port != 0
-    except ValueError:
-        known = False
-    if not known:
-        raise ConfigurationError(
-            f"the DSN {masked(dsn)!r} cannot be used: "
-            "it must look like postgresql://user:password@host:5432/database"
-        )
+    if not dsn.startswith(("postgres://", "postgresql://")):
+        raise _unusable(dsn)
     with explaining(dsn):
-        return await asyncpg.connect(dsn, timeout=timeout, server_settings=_session(name))
+        try:
+            return await asyncpg.connect(dsn, timeout=timeout, server_settings=_session(name))
+        except asyncpg.ClientConfigurationError:
+            raise
+        except (ValueError, OverflowError) as error:  # what asyncpg says to ports and hosts
+            raise _unusable(dsn) from error
+
+
+def _unusable(dsn: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the DSN {masked(dsn)!r} cannot be used: "
+        "it must look like postgresql://user:password@host:5432/database"
+    )
 
 
 class Database:
@@ -112,6 +126,7 @@ class Database:
         self.settings = settings or DatabaseSettings.load()
         self.name = name
         self._pool: Pool | None = None
+        self._users = 0
         self._opening = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -119,10 +134,13 @@ class Database:
 
     async def __aenter__(self) -> Database:
         await self.open()
+        self._users += 1
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
+        self._users -= 1
+        if self._users == 0:  # workers of one process share it
+            await self.close()
 
     async def open(self) -> Pool:
         """Connect, once; a server that is not there is an error at once."""
@@ -132,14 +150,15 @@ class Database:
                 timeout = settings.connect_timeout.total_seconds()
                 # A single connection first: its errors are about this DSN, a pool's are not.
                 await (await connect(self.dsn, name=self.name, timeout=timeout)).close()
-                self._pool = await asyncpg.create_pool(
-                    self.dsn,
-                    min_size=1,
-                    max_size=settings.pool_size,
-                    timeout=timeout,
-                    command_timeout=settings.command_timeout.total_seconds(),
-                    server_settings=_session(self.name),
-                )
+                with explaining(self.dsn):
+                    self._pool = await asyncpg.create_pool(
+                        self.dsn,
+                        min_size=1,
+                        max_size=settings.pool_size,
+                        timeout=timeout,
+                        command_timeout=settings.command_timeout.total_seconds(),
+                        server_settings=_session(self.name),
+                    )
             return self._pool
 
     async def close(self) -> None:
@@ -178,12 +197,14 @@ class Database:
 
         `retried` is called before each repetition: the call before may have taken effect.
         """
-        pool = await self.open()
+        await self.open()
         what = f"a call to {masked(self.dsn)}"
         with explaining(self.dsn):
             async for attempt in retrying(what, log, self.settings.retry_for):
                 with attempt:
                     if retried is not None and attempt.retry_state.attempt_number > 1:
                         retried()
+                    # Asked for each time: another user of this object may have closed the last one.
+                    pool = await self.open()
                     return await pool.fetch(statement, *args)
         raise AssertionError  # tenacity returns or raises; this line tells the type checker

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
+import re
 import traceback
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import to_json
 
 from notifyq.handlers import Reject, Retry
 from notifyq.model import Failed, Message, Outcome, Rejected, Released, Status, Success
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 
 _DETAILS = 8000
 """Longest details, in characters; the end of a traceback says more than its beginning."""
+_PACKAGE = Path(__file__).parent
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""The escape itself in JSON text, not a backslash that happens to stand before u0000."""
 
 
 class Cause(enum.StrEnum):
@@ -33,12 +39,14 @@ class Cause(enum.StrEnum):
 class Execution:
     """One message on its way through its handler."""
 
-    __slots__ = ("_task", "cause", "handler", "message")
+    __slots__ = ("_task", "cause", "handler", "message", "started")
 
     def __init__(self, handler: Handler[Any, Any], message: Message) -> None:
         self.handler = handler
         self.message = message
         self.cause: Cause | None = None
+        self.started: float | None = None
+        """When it began, in monotonic seconds."""
         self._task: asyncio.Task[Any] | None = None
 
     @property
@@ -60,6 +68,8 @@ class Execution:
             return Rejected(clean(_explain(error)))
         except (ValueError, RecursionError) as error:
             return Rejected(clean(f"the payload cannot be decoded: {error}"))
+        except Exception as error:  # noqa: BLE001  a payload type may have validators of the user's
+            return self._raised(error)
         try:
             result = await self._call(payload, threads)
         except asyncio.CancelledError:
@@ -67,12 +77,10 @@ class Execution:
             if self.cause is None and task is not None and task.cancelling():
                 raise  # the worker itself is being cancelled
             return self._stopped()
-        except Reject as signal:
-            return Rejected(clean(str(signal) or "rejected by the handler"))
-        except Retry as signal:
-            return Failed(clean(str(signal) or "retry"), after=signal.after)
-        except Exception as error:  # noqa: BLE001  the user's code may raise anything
-            return Failed(clean(describe(error)))
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # of the process and of the coroutine: not the handler's
+        except BaseException as error:  # noqa: BLE001  the user's code may raise anything
+            return self._raised(error)
         return self._success(result)
 
     def _payload(self) -> Any:
@@ -85,16 +93,28 @@ class Execution:
     async def _call(self, payload: Any, threads: Threads) -> Any:
         given = {"payload": payload, "message": self.message}
         args = [given[name] for name in self.handler.takes]
+        function = self.handler.function
+        if self.handler.message_names:
+            function = partial(function, **dict.fromkeys(self.handler.message_names, self.message))
         # Only while the task is inside the handler may it be cancelled: past that it settles.
         self._task = asyncio.current_task()
         try:
             if self.handler.is_async:
-                return await self.handler.function(*args)
-            return await threads.run(self.handler.function, *args)
+                return await function(*args)
+            return await threads.run(function, *args)
         finally:
             if self.cause is not None and self._task is not None:
                 self._task.uncancel()
             self._task = None
+
+    def _raised(self, error: BaseException) -> Outcome:
+        match error:
+            case Reject():
+                return Rejected(clean(_text(error) or "rejected by the handler"))
+            case Retry():
+                return Failed(clean(_text(error) or "retry"), after=error.after)
+            case _:
+                return Failed(clean(describe(error)))
 
     def _stopped(self) -> Outcome:
         match self.cause:
@@ -115,9 +135,9 @@ class Execution:
                 text = self.handler.result.dump_json(result, warnings=False).decode()
             else:
                 text = to_json(result).decode()
-        except (PydanticSerializationError, ValueError, RecursionError) as error:
-            return Failed(clean(f"the result cannot be written as JSON: {error}"))
-        if "\\u0000" in text:
+        except Exception as error:  # noqa: BLE001  a result may have serializers of the user's
+            return Failed(clean(f"the result cannot be written as JSON: {_text(error)}"))
+        if "\\u0000" in text and _NUL.search(text):
             return Failed("the result has the character \\u0000, which PostgreSQL cannot store")
         return Success(text)
 
@@ -129,10 +149,18 @@ def describe(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "/notifyq/" not in frame.filename or "/notifyq/demo" in frame.filename
+        if _PACKAGE not in (path := Path(frame.filename)).parents
+        or _PACKAGE / "demo" in path.parents
     ]
     tail = "".join(traceback.format_list(frames)).rstrip()
     return f"{head}\n{tail}" if tail else head
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  it may be a class of the user's
+        return f"{type(error).__name__}, which has no text"
 
 
 def clean(details: str) -> str:

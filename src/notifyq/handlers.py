@@ -7,7 +7,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter
+from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
 
 from notifyq.admin import Policy
 from notifyq.errors import ConfigurationError
@@ -62,6 +62,8 @@ class Handler(Generic[P, R]):
     result: TypeAdapter[Any] | None = field(repr=False)
     takes: tuple[str, ...]
     """What the function is called with, in order: `payload`, `message`, or both."""
+    message_names: tuple[str, ...] = ()
+    """Parameters that are given the message by name, since their place would be another's."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, as in a unit test."""
@@ -114,7 +116,7 @@ def make_handler(
     lock_timeout: timedelta | None,
 ) -> Handler[P, R]:
     """Read a function's signature: what it takes, and as what its payload is validated."""
-    takes, payload_type = _parameters(function)
+    takes, message_names, payload_type = _parameters(function)
     return Handler(
         queue=queue,
         function=function,
@@ -126,17 +128,23 @@ def make_handler(
         payload=_adapter(function, payload_type),
         result=_adapter(function, _hints(function).get("return", Any)),
         takes=takes,
+        message_names=message_names,
     )
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], Any]:
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], Any]:
     hints = _hints(function)
     takes: list[str] = []
+    message_names: list[str] = []
     payload_type: Any = Any
+    is_by_name = False
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
             continue
-        if hints.get(parameter.name) is Message:
+        is_by_name |= parameter.kind is parameter.KEYWORD_ONLY
+        if hints.get(parameter.name) is Message and is_by_name:
+            message_names.append(parameter.name)
+        elif hints.get(parameter.name) is Message:
             takes.append("message")
         elif "payload" not in takes and parameter.kind is not parameter.KEYWORD_ONLY:
             takes.append("payload")
@@ -146,13 +154,15 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], Any]:
                 f"{_name(function)} cannot be a handler: it may take the payload and a "
                 f"notifyq.Message, but parameter {parameter.name!r} would get nothing"
             )
-    return tuple(takes), payload_type
+        else:
+            is_by_name = True  # the parameter keeps its default, so those behind it have moved
+    return tuple(takes), tuple(message_names), payload_type
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise ConfigurationError(
             f"{_name(function)} has an annotation that cannot be resolved: {error}"
         ) from error
@@ -163,11 +173,11 @@ def _adapter(function: Callable[..., Any], annotation: Any) -> TypeAdapter[Any] 
         return None
     try:
         return TypeAdapter(annotation)
-    except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as error:
+    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         raise ConfigurationError(
-            f"{_name(function)}: pydantic cannot validate {annotation!r}"
+            f"{_name(function)}: pydantic cannot validate {annotation!r}: {error}"
         ) from error
 
 
 def _name(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+    return f"{function.__module__}.{getattr(function, '__qualname__', function)}"

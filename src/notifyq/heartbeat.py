@@ -22,6 +22,10 @@ _MARGIN = 0.05
 """Share of a lock that is given up for the time that its claim was under way."""
 
 
+Key = tuple[int, int]
+"""Id and lock token of a message."""
+
+
 @dataclass(slots=True)
 class Lock:
     """The lock of one message, in this process's monotonic time: clocks of machines differ."""
@@ -31,6 +35,11 @@ class Lock:
     extends: bool
     deadline: float
     extend_at: float
+
+    @property
+    def key(self) -> Key:
+        """Which lock of which message."""
+        return self.message.id, self.message.lock_token
 
     @classmethod
     def granted(cls, message: Message, since: float, *, extends: bool) -> Lock:
@@ -52,29 +61,26 @@ class Heartbeat:
     """Extends the locks of messages whose handlers run, on the listener's session and loop.
 
     There, a handler that blocks the main loop does not cost it the lock. `lost` is called, on the
-    loop of the listener, with the id of a message whose lock another has by now.
+    loop of the listener, with the key of a lock that is another's or nobody's by now.
     """
 
-    def __init__(self, lost: Callable[[int], None]) -> None:
-        self._locks: dict[int, Lock] = {}
+    def __init__(self, lost: Callable[[Key], None]) -> None:
+        # By token too: a worker may get a message again while it still settles a lock that it lost.
+        self._locks: dict[Key, Lock] = {}
         self._lost = lost
 
     def add(self, lock: Lock) -> None:
         """Watch over a lock from now on."""
-        self._locks[lock.message.id] = lock
+        self._locks[lock.key] = lock
 
     def remove(self, lock: Lock) -> None:
         """Watch no more: the message is about to be settled."""
-        self._locks.pop(lock.message.id, None)
+        self._locks.pop(lock.key, None)
 
     def expired(self) -> list[Lock]:
         """Locks that are over as far as this process knows."""
         now = time.monotonic()
         return [lock for lock in list(self._locks.values()) if lock.deadline <= now]
-
-    def held(self) -> list[int]:
-        """The ids of all messages that are watched over."""
-        return list(self._locks)
 
     async def serve(self, session: Session) -> None:
         """Extend what is due, for ever."""
@@ -101,5 +107,5 @@ class Heartbeat:
             for lock in locks:
                 if lock.message.id in held:
                     lock.renew(sent)
-                elif self._locks.get(lock.message.id) is lock:
-                    self._lost(lock.message.id)
+                elif lock.key in self._locks:
+                    self._lost(lock.key)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
     Service = Callable[["Session"], Awaitable[None]]
 
 log = logging.getLogger("notifyq.listener")
+
+_MOST_HEARD = 1000
+"""Bells kept until the main loop has time for them. Anybody may ring, also while it is blocked."""
+_SHORT = 5.0
+"""Seconds that a session must last to count as a good one."""
+_LONGEST_PAUSE = 5.0
 
 
 class Session:
@@ -74,7 +82,10 @@ class Listener:
         self._services = services
         self._sink = sink
         self._heard: set[tuple[str, str]] = set()
+        self._hearing = threading.Lock()
         self._connected_before = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
 
     async def __aenter__(self) -> Self:
         """Connect and listen; a server that is not there is an error here, later it is retried."""
@@ -85,12 +96,19 @@ class Listener:
         self.failed.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._thread = threading.Thread(target=self._run, name="notifyq-listener", daemon=True)
         self._thread.start()
-        await self._ready
+        try:
+            await self._ready
+        except BaseException:
+            # Also when cancelled: a thread that nobody stops would listen for ever.
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        with suppress(RuntimeError):  # its loop has ended by itself
-            self._loop.call_soon_threadsafe(self._stop.set)
+        self._stopping = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # its loop has ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
         await self._home.run_in_executor(None, self._thread.join)
         self.failed.cancel()
 
@@ -113,8 +131,10 @@ class Listener:
         self._call_home(self._sink, event)
 
     async def _listen_until_stopped(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        if self._stopping:  # set before it could be told to the loop
+            return
         listening = asyncio.create_task(self._listen())
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -124,18 +144,23 @@ class Listener:
             await listening
 
     async def _listen(self) -> None:
-        while True:
+        short = 0
+        # Not for ever: a session that breaks while it is being cancelled ends with its own error.
+        while not self._stop.is_set():
             connection = await self._connect()
+            since = time.monotonic()
             try:
                 await self._serve(connection)
-            except BaseExceptionGroup as group:
-                error = _first(group)
-                if not is_passing(error):
-                    raise error from None
-                self._emit(ListenerLost(error=f"{type(error).__name__}: {error}"))
+            except Exception as error:  # noqa: BLE001  it is judged two lines below
+                reason = _first(error)
+                if not self._connected_before or not is_passing(reason):
+                    raise reason from None
+                self._emit(ListenerLost(error=f"{type(reason).__name__}: {reason}"))
             finally:
                 # Not close(): that asks a server that may never answer.
                 connection.terminate()
+            short = short + 1 if time.monotonic() - since < _SHORT else 0
+            await asyncio.sleep(_pause(short))
 
     async def _connect(self) -> Connection:
         timeout = self._settings.connect_timeout.total_seconds()
@@ -183,12 +208,18 @@ class Listener:
 
     def _hear(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
         # A thousand bells cost the main loop one call, which gives them their turn in a bunch.
-        if not self._heard:
+        with self._hearing:
+            is_first = not self._heard
+            is_full = len(self._heard) >= _MOST_HEARD
+            self._heard.add(("", "") if is_full else (channel, str(payload)))
+        if is_first:
             self._call_home(self._deliver)
-        self._heard.add((channel, str(payload)))
 
     def _deliver(self) -> None:
-        heard, self._heard = self._heard, set()
+        # Without the lock a bell could join a bunch that has just been handed out: it would be
+        # lost, and each later one would wait for a call that nobody makes.
+        with self._hearing:
+            heard, self._heard = self._heard, set()
         for channel, payload in heard:
             self._on_bell(channel, payload)
 
@@ -200,6 +231,13 @@ async def _forever(service: Service, session: Session) -> None:
 async def _raise_when(gone: asyncio.Event) -> None:
     await gone.wait()
     raise ConnectionError("the server closed the listening session")
+
+
+def _pause(short: int) -> float:
+    """Seconds before the next try after so many short sessions; the first one is tried at once."""
+    if short < 2:
+        return 0
+    return min(0.1 * 2.0 ** min(short, 10), _LONGEST_PAUSE) * random.uniform(0.5, 1)  # noqa: S311
 
 
 def _first(error: BaseException) -> BaseException:

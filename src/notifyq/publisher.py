@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from notifyq.database import AnyConnection, Database
+
+# What a numeric holds, before and after the point.
+_MOST_DIGITS = 131_072
+_MOST_DECIMALS = 16_383
+
+_LONE_SURROGATE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+
+
+_NO_TIMEOUT = 10.0 * 365 * 86_400
+"""Seconds. None would be the timeout of all commands."""
 
 
 class Json(str):
@@ -130,6 +144,8 @@ class Publisher:
                 schema_name="messages",
                 columns=[*columns, "message"],
                 records=rows(),
+                # A stream takes as long as its source does.
+                timeout=_NO_TIMEOUT,
             )
         return int(tag.split()[-1])
 
@@ -147,8 +163,27 @@ def check_json(text: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        json.loads(text, parse_constant=refuse)
+        # Numbers are left as text: PostgreSQL keeps more digits than Python turns into an int.
+        json.loads(text, parse_constant=refuse, parse_int=_check_size, parse_float=_check_size)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at column {error.colno}") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    if "\\u0000" in text:
+    # Without the escaped backslashes, every backslash that is left begins an escape.
+    escapes = text.replace("\\\\", "--")
+    if "\\u0000" in escapes:
         raise ValueError("it has the character \\u0000, which PostgreSQL cannot store")
+    if lone := _LONE_SURROGATE.search(escapes):
+        raise ValueError(f"it has {lone.group()}, which is half a character")
+
+
+def _check_size(number: str) -> None:
+    mantissa, _, exponent = number.lower().partition("e")
+    if not exponent and len(number) <= _MOST_DECIMALS:
+        return
+    whole, _, fraction = mantissa.partition(".")
+    shift = int(exponent[:12] or 0)
+    decimals = len(fraction) - shift
+    significant = (whole + fraction).lstrip("-0")
+    if decimals > _MOST_DECIMALS or (significant and len(significant) - decimals > _MOST_DIGITS):
+        raise ValueError(f"the number {number[:20]} has more digits than PostgreSQL can store")

@@ -16,14 +16,25 @@ class Threads:
     """Run functions in daemon threads.
 
     A thread cannot be stopped from outside. Where the caller has given up waiting, the function
-    runs on, and `busy` counts it until it ends; the process can exit without it, which threads of
+    runs on, and `stuck` counts it until it ends; the process can exit without it, which threads of
     `concurrent.futures` would not allow.
     """
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._running: set[asyncio.Future[Any]] = set()
         self._idle = 0
-        self.busy = 0
+        self._is_closed = False
+
+    @property
+    def busy(self) -> int:
+        """How many functions run, those that nobody waits for included."""
+        return len(self._running)
+
+    @property
+    def stuck(self) -> int:
+        """How many functions run on although nobody waits for them any more."""
+        return sum(future.cancelled() for future in self._running)
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function in a thread, with the context variables of the caller."""
@@ -39,16 +50,17 @@ class Threads:
             else:
                 _report(loop, self._ended, future, result, None)
 
-        self.busy += 1
         if self._idle == 0:
             threading.Thread(target=self._serve, name="notifyq-handler", daemon=True).start()
         else:
             self._idle -= 1
+        self._running.add(future)
         self._calls.put(call)
         return await future
 
     def close(self) -> None:
-        """Let the idle threads end."""
+        """Let the idle threads end, and the busy ones when they become idle."""
+        self._is_closed = True
         for _ in range(self._idle):
             self._calls.put(None)
         self._idle = 0
@@ -58,8 +70,11 @@ class Threads:
             call()
 
     def _ended(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-        self.busy -= 1
-        self._idle += 1
+        self._running.discard(future)
+        if self._is_closed:
+            self._calls.put(None)
+        else:
+            self._idle += 1
         if future.done():  # given up: nobody waits for it
             return
         if isinstance(error, StopIteration):

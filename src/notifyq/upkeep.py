@@ -7,6 +7,8 @@ import logging
 import random
 from typing import TYPE_CHECKING
 
+import asyncpg
+
 from notifyq import sql
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.events import UpkeepDone
@@ -33,6 +35,9 @@ class Upkeep:
                 await self.run_once()
             except DatabaseUnavailableError as error:
                 log.warning("upkeep failed, it is tried again: %s", error)
+            except asyncpg.PostgresError as error:
+                # Handling messages does not depend on it.
+                log.error("upkeep failed, it is tried again: %s", error)  # noqa: TRY400  one line
             # Workers that started together would otherwise ask together for ever.
             await asyncio.sleep(self._every * random.uniform(0.8, 1.2))  # noqa: S311
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from notifyq import sql
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.events import (
+    Event,
     HandlerStuck,
     LockLost,
     MessageFinished,
@@ -27,7 +28,7 @@ from notifyq.events import (
     log_sink,
 )
 from notifyq.executor import Cause, Execution
-from notifyq.heartbeat import Heartbeat, Lock
+from notifyq.heartbeat import Heartbeat, Key, Lock
 from notifyq.inbox import Inbox
 from notifyq.listener import Listener
 from notifyq.model import Failed, Outcome, Released, Success
@@ -49,13 +50,20 @@ _SETTLE = 10.0
 """Seconds that cancelled handlers and their settlements get at a stop."""
 _WATCH = 0.1
 """Seconds between two looks at timeouts and locks of running handlers."""
+_DOUBT = 5.0
+"""Seconds after a claim without an answer in which the server may still carry it out."""
+_BARREN = 10
+"""Claims in a row that may find nothing before the next one has to wait a little."""
+_COOLDOWN = 0.05
+"""That little, in seconds: anybody may ring the bell, and ring it all the time."""
 
 
 class Worker:
     """Runs the handlers of a registry on the messages of their queues.
 
     `run()` returns after `stop()`: nothing more is claimed, running handlers have `grace` to end,
-    then they are cancelled and their messages released. `stop()` again cancels at once.
+    then they are cancelled and their messages released. `stop()` again cancels at once. A worker
+    runs once.
     """
 
     def __init__(
@@ -81,16 +89,17 @@ class Worker:
         if not self._queues:
             raise ConfigurationError("there is no handler: register one with @app.handler('queue')")
         self._listen_dsn = listen_dsn or database.dsn
-        self._sink = sink
+        self._sink = _guarded(sink)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._inbox = Inbox(database, self.name)
         self._threads = Threads()
         self._heartbeat = Heartbeat(self._lock_lost)
-        self._running: dict[int, Execution] = {}
-        self._started: dict[int, float] = {}
+        self._running: dict[Key, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
+        self._home: asyncio.AbstractEventLoop | None = None
         self._stops = 0
+        self._doubt_ends = 0.0
         self._failure: BaseException | None = None
         self.counts: Counter[str] = Counter()
         """Messages by how they were settled: an archive status, `released`, or `lost`."""
@@ -101,14 +110,23 @@ class Worker:
         return tuple(self._queues)
 
     def stop(self) -> None:
-        """Claim no more and let the running handlers end; called again, cancel them now."""
+        """Claim no more and let the running handlers end; called again, cancel them now.
+
+        Any thread may call it, that of a handler included.
+        """
         self._stops += 1
+        if self._home is not None:
+            self._tell_home(self._stop_requested)
+
+    def _stop_requested(self) -> None:
         self._wake.set()
         if self._stops > 1:
             self._cancel_all()
 
     async def run(self) -> None:
         """Work until `stop()`, or until the database is gone for longer than the retries last."""
+        if self._home is not None:
+            raise ConfigurationError("a worker runs once: make another one with app.worker()")
         settings = self._settings
         self._home = asyncio.get_running_loop()
         # Everything closes in the reverse of this order: handlers drain while their locks are
@@ -136,28 +154,27 @@ class Worker:
             try:
                 await self._claim_until_stopped()
             finally:
-                await self._drain()
-                for service in services:
-                    service.cancel()
-                await asyncio.wait(services)
-                self._threads.close()
-                self._sink(
-                    WorkerStopped(
-                        worker=self.name,
-                        handled=self.counts.total() - self.counts["released"],
-                        released=self.counts["released"],
-                    )
-                )
+                try:
+                    await self._drain()
+                finally:
+                    await self._abandon(services)
         if self._failure is not None:
             raise self._failure
 
     async def _claim_until_stopped(self) -> None:
+        barren = 0
         while not self._stops:
             # Cleared before the claim: a bell that rings while the claim is under way must set it
             # again, else its message waits for the next poll.
             self._wake.clear()
-            claimed = await self._claim(self._free)
-            if not claimed and not self._stops:
+            if self._free > 0:
+                if await self._claim():
+                    barren = 0
+                    continue
+                barren += 1
+                if barren > _BARREN:
+                    await asyncio.sleep(_COOLDOWN)
+            if not self._stops:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._settings.poll.total_seconds()):
                         await self._wake.wait()
@@ -165,30 +182,46 @@ class Worker:
     @property
     def _free(self) -> int:
         # A thread whose handler was given up still works: its slot is not free.
-        stuck = max(0, self._threads.busy - len(self._running))
-        return self._settings.concurrency - len(self._running) - stuck
+        return self._settings.concurrency - len(self._running) - self._threads.stuck
 
-    async def _claim(self, free: int) -> int:
+    async def _claim(self) -> int:
+        if self._doubt_ends > time.monotonic():
+            await self._release_orphans()
         claimed = 0
         for lock_timeout, queues in self._by_lock_timeout():
-            if free - claimed <= 0 or self._stops:
+            free = self._free
+            if free <= 0 or self._stops:
                 break
             since = time.monotonic()
             try:
-                messages = await self._inbox.claim(
-                    queues, free - claimed, lock_timeout=lock_timeout
-                )
+                messages = await self._inbox.claim(queues, free, lock_timeout=lock_timeout)
             except DatabaseUnavailableError as error:
-                await self._recover(error)
+                log.warning("claim failed: %s", error)
+                self._doubt_ends = time.monotonic() + _DOUBT
+                await self._release_orphans()
                 break
+            except asyncio.CancelledError:
+                self._doubt_ends = time.monotonic() + _DOUBT
+                raise
             claimed += len(messages)
-            if messages:
-                self._sink(MessagesClaimed(quantity=len(messages), queues=tuple(queues)))
-            for message in messages:
-                self._start(message, since)
+            await self._take(messages, queues, since)
         # The first queue of the list is served first, so each gets its turn at that.
         self._queues.append(self._queues.pop(0))
         return claimed
+
+    async def _take(self, messages: list[Message], queues: list[str], since: float) -> None:
+        if not messages:
+            return
+        self._sink(MessagesClaimed(quantity=len(messages), queues=tuple(queues)))
+        if not self._stops:
+            for message in messages:
+                self._start(message, since)
+            return
+        # The stop came while the claim was under way.
+        try:
+            self.counts["released"] += len(await self._inbox.release(messages))
+        except DatabaseUnavailableError as error:
+            self._fail(error)
 
     def _by_lock_timeout(self) -> list[tuple[timedelta | None, list[str]]]:
         groups: dict[timedelta | None, list[str]] = {}
@@ -196,11 +229,10 @@ class Worker:
             groups.setdefault(self._registry[queue].lock_timeout, []).append(queue)
         return list(groups.items())
 
-    async def _recover(self, error: DatabaseUnavailableError) -> None:
+    async def _release_orphans(self) -> None:
         """After a claim without an answer: it may have locked messages that nobody knows of."""
-        log.warning("claim failed: %s", error)
         try:
-            orphans = await self._inbox.release_orphans(list(self._running))
+            orphans = await self._inbox.release_orphans([id_ for id_, _token in self._running])
         except DatabaseUnavailableError as gone:
             self._fail(gone)
             return
@@ -211,7 +243,7 @@ class Worker:
         handler = self._registry[message.queue]
         execution = Execution(handler, message)
         lock = Lock.granted(message, since, extends=handler.heartbeat)
-        self._running[message.id] = execution
+        self._running[lock.key] = execution
         self._heartbeat.add(lock)
         task = asyncio.create_task(self._handle(execution, lock))
         self._tasks.add(task)
@@ -219,7 +251,7 @@ class Worker:
 
     async def _handle(self, execution: Execution, lock: Lock) -> None:
         message = execution.message
-        started = self._started[message.id] = time.monotonic()
+        started = execution.started = time.monotonic()
         try:
             outcome = await execution.outcome(self._threads)
             run = time.monotonic() - started
@@ -230,8 +262,7 @@ class Worker:
             self._fail(error)
         finally:
             self._heartbeat.remove(lock)
-            self._started.pop(message.id, None)
-            del self._running[message.id]
+            del self._running[lock.key]
             self._wake.set()
 
     def _report(self, message: Message, outcome: Outcome, run: float, *, held: bool) -> None:
@@ -260,24 +291,26 @@ class Worker:
             await asyncio.sleep(_WATCH)
             now = time.monotonic()
             for lock in self._heartbeat.expired():
-                self._stop(lock.message.id, Cause.LOCK)
-            for message_id, execution in list(self._running.items()):
-                timeout = execution.handler.timeout
-                started = self._started.get(message_id, now)
-                if timeout is not None and now - started >= timeout.total_seconds():
-                    self._stop(message_id, Cause.TIMEOUT)
+                self._stop(lock.key, Cause.LOCK)
+            for key, execution in list(self._running.items()):
+                timeout, started = execution.handler.timeout, execution.started
+                if timeout is None or started is None:
+                    continue
+                if now - started >= timeout.total_seconds():
+                    self._stop(key, Cause.TIMEOUT)
 
-    def _stop(self, message_id: int, cause: Cause) -> None:
-        execution = self._running.get(message_id)
+    def _stop(self, key: Key, cause: Cause) -> None:
+        execution = self._running.get(key)
         if execution is None or not execution.is_running or execution.cause is not None:
             return
         execution.stop(cause)
         if not execution.handler.is_async:
-            self._sink(HandlerStuck(queue=execution.message.queue, message_id=message_id))
+            message = execution.message
+            self._sink(HandlerStuck(queue=message.queue, message_id=message.id))
 
     def _cancel_all(self) -> None:
-        for message_id in list(self._running):
-            self._stop(message_id, Cause.STOP)
+        for key in list(self._running):
+            self._stop(key, Cause.STOP)
 
     async def _drain(self) -> None:
         """Let handlers end within the grace, then cancel them; wait until all are settled."""
@@ -285,14 +318,36 @@ class Worker:
         self._sink(WorkerStopping(worker=self.name, running=len(self._running), grace=grace))
         await self._wait_until_idle(grace, hurried=lambda: self._stops > 1)
         give_up = time.monotonic() + _SETTLE
-        while self._running:
-            # Again and again: a handler may be about to start, or may swallow a cancellation.
+        while self._running and time.monotonic() < give_up:
+            # Again and again: a handler may be about to start.
             self._cancel_all()
             await self._wait_until_idle(0.2)
-            if time.monotonic() > give_up:
-                # What cannot be settled by now is left to the reaper.
-                for task in self._tasks:
-                    task.cancel()
+
+    async def _abandon(self, services: list[asyncio.Task[None]]) -> None:
+        """End whatever still runs; what is not settled by now is left to the reaper."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            _, left = await asyncio.wait(self._tasks, timeout=1)
+            if left:
+                # Their locks are extended no more, so other workers get the messages.
+                log.error("%d handlers do not end although they were cancelled", len(left))
+        for service in services:
+            service.cancel()
+        await asyncio.wait(services)
+        await self._inbox.close()
+        if self._doubt_ends > time.monotonic():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE):
+                    await self._release_orphans()
+        self._threads.close()
+        self._sink(
+            WorkerStopped(
+                worker=self.name,
+                handled=self.counts.total() - self.counts["released"],
+                released=self.counts["released"],
+            )
+        )
 
     async def _wait_until_idle(
         self, seconds: float, hurried: Callable[[], bool] = lambda: False
@@ -310,9 +365,13 @@ class Worker:
         if not queue or queue in self._queues:
             self._wake.set()
 
-    def _lock_lost(self, message_id: int) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
-            self._home.call_soon_threadsafe(self._stop, message_id, Cause.LOCK)
+    def _lock_lost(self, key: Key) -> None:
+        self._tell_home(self._stop, key, Cause.LOCK)
+
+    def _tell_home(self, function: Callable[..., None], *args: Any) -> None:
+        if self._home is not None:
+            with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
+                self._home.call_soon_threadsafe(function, *args)
 
     def _serve(self, service: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a service beside the claims; one that ends with an error ends the worker."""
@@ -335,6 +394,18 @@ class Worker:
             self._failure = error
             if not self._stops:
                 self.stop()
+
+
+def _guarded(sink: Sink) -> Sink:
+    """A sink whose errors cost an event, but never a message."""
+
+    def emit(event: Event) -> None:
+        try:
+            sink(event)
+        except Exception:
+            log.exception("a sink failed on %s", type(event).__name__)
+
+    return emit
 
 
 def _status(outcome: Outcome) -> str:

@@ -18,7 +18,9 @@ select messages.claim(array['default'], lock_timeout => '1 microsecond', worker 
 select messages.reap();
 
 -- Locked: 5, by worker w2, its second attempt.
-select messages.publish('bills', '{"bill": 1}', priority => 9, type => 'bill', headers => '{"h": 1}');
+select messages.publish(
+  'bills', '{"bill": 1}', priority => 9, type => 'bill', headers => '{"h": 1}'
+);
 select messages.retry(c.id, c.lock_token, '0', 'try again')
 from messages.claim(array['bills'], worker => 'w1') as c;
 select messages.claim(array['bills'], worker => 'w2');

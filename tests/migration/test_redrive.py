@@ -140,7 +140,7 @@ async def test_a_redrive_takes_the_oldest_that_fit(connection: Connection) -> No
     assert await redrive("until => $1", middle) == 1
     assert await redrive("'default', 'failed'") == 0
     assert await redrive("'default', 'rejected', since => $1", middle) == 1
-    assert await redrive("queue => 'other', quantity => 100") == 2
+    assert await redrive("'other', since => $1", middle) == 2
     assert await redrive("") == 0
 
 

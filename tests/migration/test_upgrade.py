@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,7 @@ from notifyq.errors import (
     SchemaTooNewError,
     SchemaTooOldError,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from notifyq.migrate.files import BEGIN
 
 CLAIM = "select * from messages.claim($1, 10, worker => 'w')"
 LOCK = "select pg_advisory_lock(7305427003)"
@@ -114,6 +113,9 @@ async def test_of_two_upgrades_at_once_one_waits_and_finds_nothing_to_do(version
         asyncio.TaskGroup() as group,
     ):
         await holder.execute(LOCK)
+        for each in (one, two):
+            # Its snapshot would be from before the wait.
+            await each.execute("set default_transaction_isolation = 'serializable'")
         upgrades = [group.create_task(migrate.upgrade(each)) for each in (one, two)]
         await until_blocked(holder, one, two)
         await holder.execute("select pg_advisory_unlock_all()")
@@ -127,7 +129,7 @@ async def test_of_two_upgrades_at_once_one_waits_and_finds_nothing_to_do(version
 async def test_an_upgrade_gives_way_and_tries_again(
     version_1: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrate, "BEGIN", migrate.BEGIN.replace("'5s'", "'50ms'"))
+    monkeypatch.setattr("notifyq.migrate.BEGIN", BEGIN.replace("'5s'", "'50ms'"))
     monkeypatch.setattr(migrate, "_PAUSES", (0.01,) * 1000)
     async with session(version_1) as user, session(version_1) as other, session(version_1) as one:
         begun = user.transaction()
@@ -145,7 +147,7 @@ async def test_an_upgrade_gives_way_and_tries_again(
 async def test_an_upgrade_ends_where_a_transaction_does_not(
     version_1: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrate, "BEGIN", migrate.BEGIN.replace("'5s'", "'20ms'"))
+    monkeypatch.setattr("notifyq.migrate.BEGIN", BEGIN.replace("'5s'", "'20ms'"))
     monkeypatch.setattr(migrate, "_PAUSES", (0.01,))
     async with session(version_1) as user, session(version_1) as connection:
         async with user.transaction():
@@ -177,11 +179,13 @@ async def test_a_migration_that_fails_takes_all_others_back(version_1: str, root
 async def test_each_migration_is_recorded(version_1: str, root: Path) -> None:
     (root / "migrations/0003_more.sql").write_text(
         "-- breaking: no\n-- needs: owner\n\ncreate table messages.more (id bigint);\n"
+        "select pg_sleep(0.2);\n"
         "do $$ begin assert 2 = (select max(version) from messages.schema_version); end; $$;\n"
     )
     source = root / "init/01_schema.sql"
     source.write_text(source.read_text().replace("select 2;", "select 3;"))
     async with session(version_1) as connection:
+        await connection.execute("set statement_timeout = '100ms'")
         assert (await migrate.upgrade(connection, root)).version == 3
         assert await versions(connection) == [1, 2, 3]
 
@@ -199,6 +203,45 @@ async def test_a_migration_that_needs_a_superuser_says_so(
             AccessDeniedError, match=f"0003_power.sql needs a superuser, and {role}"
         ):
             await migrate.upgrade(connection, root)
+        await connection.execute("reset role")
+
+
+async def test_what_a_superuser_adds_becomes_the_owners(
+    empty_database: str, root: Path, role: str
+) -> None:
+    baseline = Path(__file__).with_name("baseline_0001.sql").read_text(encoding="utf-8")
+    (root / "migrations/0003_more.sql").write_text(
+        "-- breaking: no\n-- needs: superuser\n\n"
+        "create type messages.shade as enum ('a'); create type messages.pair as (one int);\n"
+        "create view messages.seen as select 1 as one;\n"
+        "create procedure messages.proceed() language sql as 'select 1';\n"
+    )
+    source = root / "init/01_schema.sql"
+    source.write_text(source.read_text().replace("select 2;", "select 3;"))
+    async with session(empty_database) as connection:
+        await connection.execute(f"create schema messages authorization {role}")
+        name = await connection.fetchval("select current_database()")
+        await connection.execute(f"grant create on database {name} to {role}; set role {role}")
+        await connection.execute(baseline)
+        # A better match than the system's, in a schema where the superuser's session looks.
+        await connection.execute(
+            "create schema trap; grant usage on schema trap to public; "
+            "create function trap.format(text, regprocedure, regrole) returns text "
+            "language plpgsql as $$ begin raise exception 'trapped'; end; $$"
+        )
+        await connection.execute("reset role; set search_path = trap, public")
+        await migrate.upgrade(connection, root)
+        owners = await connection.fetch(
+            "select distinct owner::regrole::text from (select relowner from pg_class "
+            "where relnamespace = 'messages'::regnamespace union all select proowner from pg_proc "
+            "where pronamespace = 'messages'::regnamespace union all select typowner from pg_type "
+            "where typnamespace = 'messages'::regnamespace) as o (owner)"
+        )
+        assert [row["owner"] for row in owners] == [role]
+        # Functions that were there before, and are the role's, read the new table.
+        assert await connection.fetch("select * from messages.dead_list()") == []
+        await connection.execute(f"set role {role}")
+        assert not (await migrate.upgrade(connection, root)).is_changed
         await connection.execute("reset role")
 
 

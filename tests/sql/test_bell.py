@@ -1,6 +1,7 @@
 """The bell: what it says, how often it rings, and how long it may get."""
 
 import pytest
+
 from database import Bells, Connection, publish, rows, value
 
 LONGEST_NAME = "é" * 100  # 200 bytes

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+
 from database import (
     Connect,
     Connection,
@@ -15,7 +16,6 @@ from database import (
     rows,
     value,
 )
-
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
 
 
@@ -168,7 +168,7 @@ async def test_the_lock_lasts_as_asked_else_as_the_queue_says(connection: Connec
     await publish(connection, 2, "slow")
 
     async def held(**arguments: Any) -> timedelta:
-        (message,) = await rows(connection, "claim", queues=["slow"], **arguments)
+        message = (await rows(connection, "claim", queues=["slow"], **arguments))[0]
         lasts: timedelta = message["lock_expires_at"] - message["locked_at"]
         return lasts
 
@@ -227,7 +227,9 @@ async def test_an_unknown_queue_is_refused_whatever_waits_in_the_known_ones(
     await publish(connection, waiting)
     with pytest.raises(QueueNotFoundError, match="'nope'"):
         await rows(connection, "claim", queues=["default", "nope"], quantity=2)
-    assert await connection.fetchval("select count(*) from messages.message where attempts > 0") == 0
+    assert (
+        await connection.fetchval("select count(*) from messages.message where attempts > 0") == 0
+    )
 
 
 async def test_a_queue_named_twice_is_read_once(connection: Connection) -> None:
@@ -317,9 +319,7 @@ async def test_claim_id_gives_nothing_for_a_message_that_is_not_free(
     connection: Connection, connect: Connect
 ) -> None:
     locked, paused = await publish(connection, 2)
-    later = await value(
-        connection, "publish", queue="default", message=1, delay=timedelta(hours=1)
-    )
+    later = await value(connection, "publish", queue="default", message=1, delay=timedelta(hours=1))
     await rows(connection, "claim_id", id=locked)
     assert await rows(connection, "claim_id", id=locked) == []
     assert await rows(connection, "claim_id", id=later) == []

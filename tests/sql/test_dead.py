@@ -4,8 +4,8 @@ import asyncio
 import random
 
 import pytest
-from database import Bells, Connect, Connection, Notices, publish, rows, value
 
+from database import Bells, Connect, Connection, Notices, publish, rows, value
 from notifyq.errors import InvalidArgumentError
 
 FOLLOW = """

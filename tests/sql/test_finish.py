@@ -5,6 +5,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+
 from database import (
     Bells,
     Connect,
@@ -18,7 +19,6 @@ from database import (
     rows,
     value,
 )
-
 from notifyq.errors import InvalidArgumentError
 
 STATUSES = ("success", "rejected", "failed", "lock_expired")

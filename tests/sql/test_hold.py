@@ -3,8 +3,19 @@
 from datetime import timedelta
 
 import pytest
-from database import Bells, Connect, Connection, claim_one, expire, live, make_due, publish, rows, value
 
+from database import (
+    Bells,
+    Connect,
+    Connection,
+    claim_one,
+    expire,
+    live,
+    make_due,
+    publish,
+    rows,
+    value,
+)
 from notifyq.errors import InvalidArgumentError
 
 
@@ -147,7 +158,8 @@ async def test_extend_many_tells_which_locks_are_still_held(connection: Connecti
     )
     assert sorted(row[0] for row in held) == [ids[0], ids[2]]
     longer = await connection.fetch(
-        "select id from messages.message where lock_expires_at > now() + interval '1 hour' order by id"
+        "select id from messages.message "
+        "where lock_expires_at > now() + interval '1 hour' order by id"
     )
     assert [row["id"] for row in longer] == [ids[0], ids[2]]
 

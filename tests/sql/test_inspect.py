@@ -4,18 +4,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from database import Connection, expire, make_due, publish, rows, value
 
+from database import Connection, expire, make_due, publish, rows, value
 from notifyq.errors import InvalidArgumentError
 
 
 async def test_queue_info_counts_messages_by_where_they_stand(connection: Connection) -> None:
-    await value(connection, "create_queue", name="busy", max_attempts=3, retention=timedelta(days=9))
+    await value(
+        connection, "create_queue", name="busy", max_attempts=3, retention=timedelta(days=9)
+    )
     ids = await publish(connection, 6, "busy")
     for delay in (1, 2):
-        await value(
-            connection, "publish", queue="busy", message=1, delay=timedelta(hours=delay)
-        )
+        await value(connection, "publish", queue="busy", message=1, delay=timedelta(hours=delay))
     await rows(connection, "claim", queues=["busy"], quantity=3)
     await expire(connection, ids[0])
     oldest = await connection.fetchval(
@@ -71,7 +71,9 @@ async def test_the_archive_is_listed_by_queue_status_and_time_latest_first(
     ids = await publish(connection, 3)
     others = await publish(connection, 1, "other")
     await rows(connection, "claim", quantity=9)
-    for id_, status in zip([*ids, *others], ("success", "failed", "success", "failed"), strict=True):
+    for id_, status in zip(
+        [*ids, *others], ("success", "failed", "success", "failed"), strict=True
+    ):
         await value(connection, "finish", id=id_, lock_token=1, status=status)
 
     async def listed(**arguments: Any) -> list[int]:
@@ -128,9 +130,7 @@ async def test_the_summary_has_percentiles_of_waiting_and_running(connection: Co
 
 
 async def test_scheduled_messages_that_are_due_are_still_counted(connection: Connection) -> None:
-    id_ = await value(
-        connection, "publish", queue="default", message=1, delay=timedelta(hours=1)
-    )
+    id_ = await value(connection, "publish", queue="default", message=1, delay=timedelta(hours=1))
     await make_due(connection, id_)
     (info,) = await rows(connection, "queue_info")
     assert (info["waiting"], info["scheduled"]) == (0, 1)

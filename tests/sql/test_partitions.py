@@ -6,6 +6,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+
 from database import Connect, Connection, expire, publish, rows, until_blocked, value
 
 DAYS = """

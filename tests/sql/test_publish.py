@@ -6,8 +6,8 @@ from typing import Any
 
 import asyncpg
 import pytest
-from database import Bells, Connect, Connection, claim_one, live, make_due, publish, rows, value
 
+from database import Bells, Connect, Connection, claim_one, live, make_due, publish, rows, value
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
 
 
@@ -188,9 +188,7 @@ async def test_a_delayed_message_is_scheduled_and_rings_nothing(
     connection: Connection, bells: Bells
 ) -> None:
     before = await connection.fetchval("select clock_timestamp()")
-    id_ = await value(
-        connection, "publish", queue="default", message=1, delay=timedelta(minutes=5)
-    )
+    id_ = await value(connection, "publish", queue="default", message=1, delay=timedelta(minutes=5))
     after = await connection.fetchval("select clock_timestamp()")
 
     message = await live(connection, id_)
@@ -372,7 +370,9 @@ async def test_a_null_message_is_refused_by_name(connection: Connection) -> None
     with pytest.raises(InvalidArgumentError, match="message must not be null"):
         await connection.execute("select messages.publish('default', null)")
     with pytest.raises(InvalidArgumentError, match="message 2 is null"):
-        await connection.execute("select messages.publish_many('default', array['1', null]::jsonb[])")
+        await connection.execute(
+            "select messages.publish_many('default', array['1', null]::jsonb[])"
+        )
     with pytest.raises(asyncpg.NotNullViolationError):
         await connection.execute("insert into messages.message (message) values (null)")
     assert await count(connection) == 0

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+
 from database import (
     Bells,
     Connect,
@@ -15,7 +16,6 @@ from database import (
     until_blocked,
     value,
 )
-
 from notifyq.errors import InvalidArgumentError, QueueNotEmptyError, QueueNotFoundError
 
 
@@ -180,16 +180,6 @@ async def test_resuming_an_empty_queue_rings_nothing(connection: Connection, bel
     await value(connection, "pause_queue", name="default")
     await value(connection, "resume_queue", name="default")
     assert await bells.heard() == []
-
-
-async def test_resuming_rings_for_its_own_queue_only(connection: Connection, bells: Bells) -> None:
-    await value(connection, "create_queue", name="other")
-    await publish(connection, 1, "other")
-    await value(connection, "pause_queue", name="default")
-    await publish(connection, 1)
-    await bells.heard()
-    await value(connection, "resume_queue", name="default")
-    assert [bell.queue for bell in await bells.heard()] == ["default"]
 
 
 async def test_an_empty_queue_is_dropped(connection: Connection) -> None:

@@ -3,8 +3,8 @@
 from datetime import timedelta
 
 import pytest
-from database import Connect, Connection, archived, make_due, publish, rows, terminate, value
 
+from database import Connect, Connection, archived, make_due, publish, rows, terminate, value
 from notifyq.errors import QueueNotFoundError
 
 
@@ -18,9 +18,7 @@ async def test_take_returns_the_messages_and_archives_them_as_success(
     ids = await publish(connection, 3)
     taken = await rows(connection, "take", queue="default", quantity=10)
 
-    assert [(row["id"], row["message"]) for row in taken] == list(
-        zip(ids, range(3), strict=True)
-    )
+    assert [(row["id"], row["message"]) for row in taken] == list(zip(ids, range(3), strict=True))
     assert await rows(connection, "message_list") == []
     for id_ in ids:
         (row,) = await archived(connection, id_)
@@ -131,9 +129,7 @@ async def test_take_gives_nothing_of_a_paused_queue(connection: Connection) -> N
 
 
 async def test_take_hands_out_scheduled_messages_when_due(connection: Connection) -> None:
-    id_ = await value(
-        connection, "publish", queue="default", message=1, delay=timedelta(hours=1)
-    )
+    id_ = await value(connection, "publish", queue="default", message=1, delay=timedelta(hours=1))
     assert await take(connection, 1) == []
     await make_due(connection, id_)
     assert await take(connection, 1) == [id_]
@@ -146,9 +142,7 @@ async def test_take_from_an_unknown_queue_is_refused(connection: Connection) -> 
 
 async def test_cancel_archives_what_nobody_holds(connection: Connection) -> None:
     (waiting,) = await publish(connection, 1)
-    later = await value(
-        connection, "publish", queue="default", message=1, delay=timedelta(hours=1)
-    )
+    later = await value(connection, "publish", queue="default", message=1, delay=timedelta(hours=1))
     for id_ in (waiting, later):
         assert await value(connection, "cancel", id=id_) is True
         (row,) = await archived(connection, id_)

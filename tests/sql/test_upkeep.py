@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+
 from database import (
     Bells,
     Connect,
@@ -17,7 +18,6 @@ from database import (
     rows,
     value,
 )
-
 from notifyq.errors import InvalidArgumentError
 
 
@@ -114,9 +114,7 @@ async def test_reap_ends_at_most_the_quantity_asked_for(connection: Connection) 
     assert await connection.fetchval("select count(*) from messages.message_archive") == 25
 
 
-@pytest.mark.parametrize(
-    ("function", "most"), [("reap", 100_000), ("stage_due", 1_000_000)]
-)
+@pytest.mark.parametrize(("function", "most"), [("reap", 100_000), ("stage_due", 1_000_000)])
 async def test_the_quantity_of_upkeep_is_bounded(
     connection: Connection, function: str, most: int
 ) -> None:
@@ -202,9 +200,7 @@ async def test_renotify_rings_once_for_each_queue_with_a_message_waiting(
 
 async def test_maintain_does_it_all_and_reports_it(connection: Connection, bells: Bells) -> None:
     expired, waiting = await publish(connection, 2)
-    later = await value(
-        connection, "publish", queue="default", message=1, delay=timedelta(hours=1)
-    )
+    later = await value(connection, "publish", queue="default", message=1, delay=timedelta(hours=1))
     await rows(connection, "claim_id", id=expired)
     await expire(connection, expired)
     await make_due(connection, later)

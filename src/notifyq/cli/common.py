@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -15,6 +16,7 @@ from pydantic_core import to_json
 from rich.console import Console
 from rich.table import Table
 
+from notifyq.admin import Admin
 from notifyq.config import DatabaseSettings, dsn_from_environment
 from notifyq.database import Database
 from notifyq.embedded import development
@@ -25,8 +27,15 @@ T = TypeVar("T")
 
 # Into a pipe or a file nothing is cut off at the width of a terminal that isn't there.
 _WIDE = 240
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+_MOST = 1000
+"""Characters in a cell of a table; a payload may have millions."""
+# What is printed comes from anywhere: brackets are not markup, and :dog: is not an animal.
+_Console = partial(Console, highlight=False, soft_wrap=True, markup=False, emoji=False)
+out = _Console(width=None if sys.stdout and sys.stdout.isatty() else _WIDE)
+err = _Console(stderr=True)
+
+LONGEST = timedelta(days=365_000)
+"""Of a duration; beyond the year 9999 Python has no dates to show."""
 
 DsnOption = Annotated[
     str | None,
@@ -38,12 +47,22 @@ DsnOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+IdArgument = Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1)]
+IdsArgument = Annotated[list[int], typer.Argument(metavar="ID...", min=1, max=2**63 - 1)]
 QueueOption = Annotated[str | None, typer.Option("--queue", "-q", help="Only this queue.")]
+
+
+def given_dsn(dsn: str | None) -> str | None:
+    """The DSN of the option or the environment."""
+    if dsn == "":
+        # Most likely of an unset variable: another database than the one meant is worse than none.
+        raise typer.BadParameter("--dsn is empty")
+    return dsn or dsn_from_environment()
 
 
 def resolve_dsn(dsn: str | None) -> str:
     """The DSN of the option, the environment, or the development server if it runs."""
-    given = dsn or dsn_from_environment()
+    given = given_dsn(dsn)
     if given is not None:
         return given
     server = development()
@@ -54,11 +73,17 @@ def resolve_dsn(dsn: str | None) -> str:
     )
 
 
-def open_database(dsn: str | None, **settings: Any) -> Database:
-    """The database of a command, to be used in `async with`."""
+@asynccontextmanager
+async def open_database(
+    dsn: str | None, *, check: bool = True, **settings: Any
+) -> AsyncIterator[Database]:
+    """Open the database of a command; unless told otherwise, one with the schema that we know."""
     # A person waits in front of a command: an answer soon beats one after five minutes.
     settings.setdefault("retry_for", timedelta(seconds=10))
-    return Database(resolve_dsn(dsn), settings=DatabaseSettings.load(**settings))
+    async with Database(resolve_dsn(dsn), settings=DatabaseSettings.load(**settings)) as database:
+        if check:
+            await Admin(database).check_schema()
+        yield database
 
 
 def run(command: Coroutine[Any, Any, T]) -> T:
@@ -76,20 +101,26 @@ def duration(text: str) -> timedelta:
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*", text)
     if not parts or "".join(re.split(r"\s", text)) != "".join(n + u for n, u in parts):
         raise typer.BadParameter(f"{text!r} is not a duration like 30s, 5m, 1h30m or 2d")
-    return timedelta(seconds=sum(float(number) * units[unit] for number, unit in parts))
+    total = sum(float(number) * units[unit] for number, unit in parts)
+    if total > LONGEST.total_seconds():
+        raise typer.BadParameter(f"{text!r} is longer than {LONGEST.days}d")
+    return timedelta(seconds=total)
 
 
 def instant(text: str) -> datetime:
     """Read an ISO 8601 instant; without an offset it is in local time."""
     try:
-        return datetime.fromisoformat(text).astimezone()
-    except ValueError as error:
+        read = datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError) as error:
         raise typer.BadParameter(f"{text!r} is not an instant like 2027-01-31T12:00") from error
+    if read.year >= 9999:
+        raise typer.BadParameter(f"{text!r} is after the year 9998")
+    return read
 
 
 def print_json(value: Any) -> None:
     """Print a value as one line of JSON."""
-    sys.stdout.write(to_json(value, timedelta_mode="float", fallback=str).decode() + "\n")
+    sys.stdout.write(_json(value) + "\n")
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) -> None:
@@ -101,29 +132,60 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) 
     if not rows:
         out.print(empty)
         return
+    numbers = {
+        place
+        for place, value in enumerate(rows[0].values())
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    print_table(list(rows[0]), [list(row.values()) for row in rows], numbers=numbers)
+
+
+def print_table(
+    names: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    numbers: Collection[int] = (),
+    folded: Collection[int] = (),
+) -> None:
+    """Print a table; columns by place: those of numbers, and those that may take many lines."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
-        is_number = isinstance(rows[0][name], int | float) and not isinstance(rows[0][name], bool)
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+    for place, name in enumerate(names):
+        table.add_column(
+            name,
+            justify="right" if place in numbers else "left",
+            no_wrap=place not in folded,
+            overflow="fold" if place in folded else "ellipsis",
+        )
     for row in rows:
-        table.add_row(*(cell(value) for value in row.values()))
+        table.add_row(*(cell(value) for value in row))
     out.print(table)
 
 
 def cell(value: Any) -> str:
-    """Text of a value in a table."""
+    """Text of a value in a table: one line."""
     if value is None:
         return ""
     if isinstance(value, datetime):
-        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        return _local(value).strftime("%Y-%m-%d %H:%M:%S")
     if isinstance(value, timedelta):
         return span(value)
     if isinstance(value, bool):
         return "yes" if value else ""
-    text = str(value).partition("\n")[0]
-    # Payloads and errors come from anywhere: brackets are not markup, escapes not for the terminal.
-    printable = "".join(c if c.isprintable() else "?" for c in text)
-    return printable.replace("[", r"\[")
+    if isinstance(value, dict | list):
+        return _json(value)
+    return printable(str(value)[:_MOST].partition("\n")[0])
+
+
+def printable(text: str) -> str:
+    """One line without what could steer a terminal: texts come from anywhere."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def _local(value: datetime) -> datetime:
+    try:
+        return value.astimezone()
+    except OverflowError:  # infinity, which is the last instant there is
+        return value
 
 
 def span(value: timedelta) -> str:
@@ -140,16 +202,17 @@ def span(value: timedelta) -> str:
     return f"{seconds / 86400:.3g} d"
 
 
-def message_fields(message: Message | ArchivedMessage) -> dict[str, Any]:
-    """A message for printing: payload and result as data, where they can be decoded."""
+def message_json(message: Message | ArchivedMessage) -> str:
+    """A message as one line of JSON, payload and result as PostgreSQL has them."""
     fields = {name: getattr(message, name) for name in message.__dataclass_fields__}
-    for name in ("message", "result"):
-        if isinstance(fields.get(name), str):
-            try:
-                fields[name] = json.loads(fields[name])
-            except (ValueError, RecursionError):
-                continue
-    return fields
+    # Decoded and encoded again they might lose digits, or not be decoded at all.
+    raw = {name: fields[name] for name in ("message", "result") if fields.get(name) is not None}
+    parts = (f'"{name}":{raw.get(name) or _json(value)}' for name, value in fields.items())
+    return f"{{{','.join(parts)}}}"
+
+
+def _json(value: Any) -> str:
+    return to_json(value, timedelta_mode="float", fallback=str).decode()
 
 
 def pick(message: Message | ArchivedMessage, names: Iterable[str]) -> dict[str, Any]:

@@ -39,7 +39,10 @@ from notifyq.sql import SYSTEM
 dead = typer.Typer(name="dead", help="Messages that did not succeed.", no_args_is_help=True)
 dead.command("show")(show)
 
-IdsArgument = Annotated[list[int] | None, typer.Argument(metavar="ID...", show_default=False)]
+MaybeIdsArgument = Annotated[
+    list[int] | None,
+    typer.Argument(metavar="ID...", min=1, max=2**63 - 1, show_default=False),
+]
 
 
 @dead.command()
@@ -58,7 +61,7 @@ def ls(
             total = await archive.dead_count(queue)
         if as_json:
             for message in found:
-                print_json(message_fields(message))
+                typer.echo(message_json(message))
             return
         names = ("id", "queue", "status", "attempts", "archived_at", "details")
         print_rows([pick(m, names) for m in found], as_json=False, empty="no dead messages")
@@ -70,13 +73,13 @@ def ls(
 
 @dead.command()
 def retry(
-    ids: IdsArgument = None,
+    ids: MaybeIdsArgument = None,
     queue: QueueOption = None,
     status: Annotated[Status | None, typer.Option(help="Only of this status.")] = None,
     since: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
     until: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All dead messages.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most.")] = 1000,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100_000, help="At most.")] = 1000,
     dsn: DsnOption = None,
 ) -> None:
     """Publish dead messages again, by id or by filter; each only once."""
@@ -92,30 +95,29 @@ def retry(
             else:
                 retried = await archive.redrive(queue, status, since, until, limit)
         out.print(f"{retried} published again")
-        if ids and retried < len(ids):
-            err.print(
-                f"notifyq: {len(ids) - retried} of {len(ids)} are not dead or were retried before"
-            )
-            raise typer.Exit(1)
+        _require_all(ids or [], retried, "not dead, or were retried before")
 
     run(retry_dead())
 
 
 @dead.command()
-def delete(
-    ids: Annotated[list[int], typer.Argument(metavar="ID...")], dsn: DsnOption = None
-) -> None:
+def delete(ids: IdsArgument, dsn: DsnOption = None) -> None:
     """Delete dead messages from the archive for good."""
 
     async def delete_dead() -> None:
         async with open_database(dsn) as database:
             deleted = await Archive(database).dead_delete(ids)
         out.print(f"{deleted} deleted")
-        if deleted < len(set(ids)):
-            err.print(f"notifyq: {len(set(ids)) - deleted} of {len(set(ids))} are not dead")
-            raise typer.Exit(1)
+        _require_all(ids, deleted, "not dead")
 
     run(delete_dead())
+
+
+def _require_all(ids: list[int], done: int, otherwise: str) -> None:
+    given = len(set(ids))
+    if done < given:
+        err.print(f"notifyq: {given - done} of {given} are {otherwise}")
+        raise typer.Exit(1)
 
 
 @dead.command()
@@ -137,15 +139,14 @@ def watch(
     --state another run goes on where this one stopped. A command that fails ends the watch with
     exit code 1, and the message is handed out again by the next run.
     """
-    configure_logging("info", LogFormat.TEXT)
+    configure_logging(LogLevel.INFO, LogFormat.TEXT)
 
     async def watch_dead() -> None:
         async with open_database(dsn, retry_for=300) as database:
-            system = await database.value(SYSTEM)
-            letters = DeadLetters(
-                database, queue=queue, seen=_read_state(state, system), sink=log_sink
-            )
-            watching = asyncio.create_task(_follow(letters, command, state, system, as_json))
+            bookmark = Bookmark(state, await database.value(SYSTEM), queue)
+            letters = DeadLetters(database, queue=queue, seen=bookmark.snapshot, sink=log_sink)
+            hand_out = _printer(as_json=as_json) if command is None else partial(_execute, command)
+            watching = asyncio.create_task(_follow(letters, bookmark, hand_out))
             with stop_signals(watching.cancel):
                 try:
                     await watching
@@ -155,51 +156,49 @@ def watch(
     run(watch_dead())
 
 
-async def _follow(
-    letters: DeadLetters, command: str | None, state: Path | None, system: str, as_json: bool
-) -> None:
+async def _follow(letters: DeadLetters, bookmark: Bookmark, hand_out: _HandOut) -> None:
     async for batch, seen in letters.batches():
         for message in batch:
-            if command is not None:
-                await _execute(command, message)
-            elif as_json:
-                print_json(message_fields(message))
-            else:
-                out.print(
-                    f"{cell(message.archived_at)} {message.queue} {message.id} "
-                    f"{message.status}: {cell(message.details)}"
-                )
-        sys.stdout.flush()
-        if state is not None:
-            _write_state(state, system, seen)
+            if bookmark.has(message.id):
+                continue
+            # Not broken off by a signal: a command that has begun ends, and is remembered.
+            handing = asyncio.create_task(hand_out(message))
+            try:
+                await asyncio.shield(handing)
+            finally:
+                await handing
+                bookmark.add(message.id)
+        bookmark.move(seen)
+
+
+def _printer(*, as_json: bool) -> _HandOut:
+    async def show_one(message: ArchivedMessage) -> None:
+        if as_json:
+            typer.echo(message_json(message))
+        else:
+            out.print(
+                f"{cell(message.archived_at)} {message.queue} {message.id} "
+                f"{message.status}: {cell(message.details)}"
+            )
+
+    return show_one
 
 
 async def _execute(command: str, message: ArchivedMessage) -> None:
-    process = await asyncio.create_subprocess_shell(command, stdin=asyncio.subprocess.PIPE)
-    text = to_json(message_fields(message), timedelta_mode="float", fallback=str)
-    await process.communicate(text + b"\n")
+    process = await asyncio.create_subprocess_shell(
+        command,
+        stdin=asyncio.subprocess.PIPE,
+        # A Ctrl-C in the terminal is for the watch, which waits for the command.
+        start_new_session=True,
+    )
+    await process.communicate(message_json(message).encode() + b"\n")
     if process.returncode:
-        raise ConfigurationError(
-            f"the command for dead message {message.id} ended with exit code {process.returncode}"
+        how = (
+            f"ended with exit code {process.returncode}"
+            if process.returncode > 0
+            else f"was ended by signal {-process.returncode}"
         )
-
-
-def _read_state(path: Path | None, system: str) -> str | None:
-    if path is None or not path.exists():
-        return None
-    try:
-        kept = json.loads(path.read_text())
-        found, snapshot = str(kept["system"]), str(kept["snapshot"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: delete it to begin now") from error
-    if found != system:
-        # Transaction numbers of another cluster mean nothing here.
-        raise ConfigurationError(f"{path} is of another server: delete it to begin now")
-    return snapshot
-
-
-def _write_state(path: Path, system: str, snapshot: str) -> None:
-    # Written beside and renamed: a crash leaves the old state or the new one, never half of one.
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps({"system": system, "snapshot": snapshot}))
-    fresh.replace(path)
+        raise ConfigurationError(
+            f"the command for dead message {message.id} {how}: it is handed out again by the next "
+            "run with --state"
+        )

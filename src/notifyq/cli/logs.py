@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
+import json
 import logging
 import sys
 from typing import Any
 
 from pydantic_core import to_json
-
-from notifyq.errors import ConfigurationError
 
 
 class LogFormat(enum.StrEnum):
@@ -17,6 +16,15 @@ class LogFormat(enum.StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+class LogLevel(enum.StrEnum):
+    """The least that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 class _TextFormatter(logging.Formatter):
@@ -42,18 +50,27 @@ class _JsonFormatter(logging.Formatter):
 
 def _fields(record: logging.LogRecord) -> str:
     event: dict[str, Any] = getattr(record, "event", {})
-    return " ".join(f"{name}={value}" for name, value in event.items() if value is not None)
+    return " ".join(
+        f"{name}={_readable(value)}" for name, value in event.items() if value is not None
+    )
 
 
-def configure_logging(level: str, log_format: LogFormat) -> None:
+def _readable(value: Any) -> str:
+    """A value without blanks or in quotes, so that an event stays one line of name=value."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, tuple):
+        return ",".join(map(_readable, value))
+    text = str(value)
+    return text if text.isprintable() and not {" ", '"'} & set(text) else json.dumps(text)
+
+
+def configure_logging(level: LogLevel, log_format: LogFormat) -> None:
     """Log to stderr from this level on."""
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise ConfigurationError(f"there is no log level {level!r}: use debug, info or warning")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         _JsonFormatter()
         if log_format is LogFormat.JSON
         else _TextFormatter("%(asctime)s %(levelname)-7s %(message)s")
     )
-    logging.basicConfig(level=number, handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

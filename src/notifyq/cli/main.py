@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
+import asyncpg
 import typer
 
 from notifyq import __version__
@@ -19,7 +22,7 @@ from notifyq.cli import (
     server,
     worker,
 )
-from notifyq.cli.common import DsnOption, err, open_database, out, run
+from notifyq.cli.common import DsnOption, err, open_database, out, printable, run
 from notifyq.errors import DatabaseError, NotifyqError, ServerError
 from notifyq.sql import SESSION
 
@@ -49,9 +52,17 @@ app.command("cancel")(messages.cancel)
 app.add_typer(dead.dead)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        out.print(f"notifyq {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def root(
-    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_print_version, help="Print the version."
+    ),
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks of errors."),
 ) -> None:
     """A message queue that lives inside PostgreSQL."""
@@ -67,56 +78,100 @@ def ping(
     """Exit 0 if the server answers: for health checks."""
 
     async def look() -> int:
-        async with open_database(dsn, retry_for=0) as database:
+        async with open_database(dsn, retry_for=0, check=False) as database:
             return int(await database.value(SESSION, session or "notifyq"))
 
-    if session and not run(look()):
-        err.print(f"the server answers, but no session {session!r} comes from here")
+    found = run(look())
+    if session and not found:
+        err.print(f"notifyq: the server answers, but no session {session!r} comes from here")
         raise typer.Exit(1)
-    if not session:
-        run(look())
     out.print("ok")
 
 
 def main() -> None:
     """Run the command line; an error is one line on stderr and an exit code."""
+    _prepare_streams()
     args = sys.argv[1:]
-    if args == ["--version"]:
-        out.print(f"notifyq {__version__}")
-        sys.exit(0)
     # Wherever it stands: people add it to the end of the command that failed.
     debug = "--debug" in args
     sys.exit(_invoke([arg for arg in args if arg != "--debug"], debug=debug))
 
 
+def _prepare_streams() -> None:
+    """Have all three streams: a shell may close them, and an encoding may lack a character."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open(mode))
+        elif mode == "w":
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _invoke(args: list[str], *, debug: bool) -> int:
+    """Run the command of these arguments and return the exit code of the process."""
+    try:
+        return _run(args)
+    except UsageError as error:
+        return _explain_usage(error)
+    except (KeyboardInterrupt, typer.Abort, asyncio.CancelledError):
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone, as `head` does: nobody is left to tell.
+        _close_output()
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        if isinstance(error, OSError):
+            _close_output()  # what could not be written to a full disk would fail again at exit
+        err.print(f"notifyq: {_text(error)}")
+        return 1
+
+
+def _run(args: list[str]) -> int:
+    for arg in args:
+        if arg != arg.encode(errors="replace").decode():
+            raise typer.BadParameter(f"the argument {arg!r} is not text in UTF-8")
     command = typer.main.get_command(app)
     try:
         return int(command.main(args, prog_name="notifyq", standalone_mode=False) or 0)
     except typer.Exit as stop:
         return stop.exit_code
-    except UsageError as error:
-        err.print(f"notifyq: {_one_line(error)} (`notifyq --help` tells more)", markup=False)
+    finally:
+        sys.stdout.flush()  # here, where an error can still be told
+
+
+def _close_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _explain_usage(error: Any) -> int:
+    context = error.ctx
+    if type(error).__name__ == "NoArgsIsHelpError":
+        err.print(error.format_message())
         return 2
-    except (KeyboardInterrupt, typer.Abort, asyncio.CancelledError):
-        return 130
-    except BrokenPipeError:
-        # The reader of our output has gone, as `head` does: nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except NotifyqError as error:
-        if debug:
-            raise
-        # What the server logged when it could not start follows on lines of its own.
-        text = str(error) if isinstance(error, ServerError) else _one_line(error)
-        err.print(f"notifyq: {text}", markup=False)
-        return 1
+    command = context.command_path if context else "notifyq"
+    # Which of its parts found the mistake is pydantic's business.
+    reason = error.format_message().replace("Value error, ", "")
+    err.print(f"notifyq: {printable(reason)} (`{command} --help` tells more)")
+    return 2
 
 
-def _one_line(error: Exception) -> str:
-    if isinstance(error, DatabaseError):
-        hint = f": {error.hint}" if error.hint else ""
-        return f"{error.args[0]}{hint}"
-    if isinstance(error, UsageError):
-        return str(error.format_message())  # type: ignore[attr-defined]
-    return " ".join(str(error).split())
+def _text(error: Exception) -> str:
+    """What to say about an error: one line, except of a server that could not start."""
+    match error:
+        case ServerError():
+            # What it logged follows on lines of its own.
+            return str(error)
+        case DatabaseError():
+            return printable(": ".join(filter(None, (error.args[0], error.hint))))
+        case asyncpg.PostgresError(detail=str(detail)):
+            return printable(f"the server says: {error.args[0]}: {detail}")
+        case asyncpg.PostgresError():
+            return printable(f"the server says: {error.args[0]}")
+        case NotifyqError() | OSError() | asyncpg.DataError():
+            return printable(str(error))
+        case _:
+            return printable(
+                f"{type(error).__name__}: {error} (this should not happen: --debug tells where)"
+            )

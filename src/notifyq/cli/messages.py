@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from notifyq.archive import Archive
 from notifyq.cli.common import (
     DsnOption,
+    IdArgument,
+    IdsArgument,
     JsonOption,
     QueueOption,
     cell,
     err,
-    message_fields,
+    message_json,
     open_database,
     out,
     pick,
-    print_json,
     print_rows,
+    printable,
     run,
 )
 from notifyq.model import ArchivedMessage, Message, State, Status
@@ -55,7 +57,7 @@ def ls(
                 names = ("id", "queue", "state", "attempts", "available_at", "message")
         if as_json:
             for message in found:
-                print_json(message_fields(message))
+                typer.echo(message_json(message))
         else:
             print_rows([pick(m, names) for m in found], as_json=False, empty="no messages")
 
@@ -63,9 +65,7 @@ def ls(
 
 
 def show(
-    message_id: Annotated[int, typer.Argument(metavar="ID")],
-    dsn: DsnOption = None,
-    as_json: JsonOption = False,
+    message_id: IdArgument, dsn: DsnOption = None, as_json: JsonOption = False
 ) -> None:
     """Show one message, live or finished, with all there is to know."""
 
@@ -76,37 +76,42 @@ def show(
             err.print(f"notifyq: there is no message {message_id}, neither live nor archived")
             raise typer.Exit(1)
         if as_json:
-            print_json(message_fields(message))
+            typer.echo(message_json(message))
             return
         for name in message.__dataclass_fields__:
             value = getattr(message, name)
-            if name in {"message", "result", "details"} and value is not None:
-                out.print(f"{name:<16}", end="")
-                out.print(value.replace("\n", "\n" + " " * 16), markup=False)
-            elif value is not None:
-                out.print(f"{name:<16}{cell(value)}")
+            if value is not None:
+                out.print(f"{name:<16}{_whole(value)}")
 
     run(show_message())
 
 
-def cancel(
-    ids: Annotated[list[int], typer.Argument(metavar="ID...")], dsn: DsnOption = None
-) -> None:
+def cancel(ids: IdsArgument, dsn: DsnOption = None) -> None:
     """Archive messages that nobody handles yet as rejected. Exit code 1 if one could not be."""
 
     async def cancel_messages() -> bool:
+        done = []
         async with open_database(dsn) as database:
-            archive = Archive(database)
-            done = {message_id: await archive.cancel(message_id) for message_id in ids}
-        for message_id, cancelled in done.items():
-            if cancelled:
-                out.print(f"cancelled {message_id}")
-            else:
-                err.print(
-                    f"notifyq: {message_id} cannot be cancelled: "
-                    "it is being handled, is finished, or never was"
-                )
-        return all(done.values())
+            for message_id in dict.fromkeys(ids):
+                done.append(await Archive(database).cancel(message_id))
+                _tell_cancelled(message_id, done=done[-1])
+        return all(done)
 
     if not run(cancel_messages()):
         raise typer.Exit(1)
+
+
+def _whole(value: Any) -> str:
+    """Text of a value, with all its lines."""
+    lines = value.splitlines() if isinstance(value, str) else [cell(value)]
+    return ("\n" + " " * 16).join(printable(line) for line in lines)
+
+
+def _tell_cancelled(message_id: int, *, done: bool) -> None:
+    if done:
+        out.print(f"cancelled {message_id}")
+    else:
+        err.print(
+            f"notifyq: {message_id} cannot be cancelled: "
+            "it is being handled, is finished, or never was"
+        )

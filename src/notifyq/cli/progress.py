@@ -70,5 +70,7 @@ class Progress:
 
     def _say(self) -> None:
         self._said = time.monotonic()
-        of = "" if self._total is None else f" of {self._total}"
-        err.print(f"{self._what}: {self._done}{of} {self._unit}, {self._said - self._since:.1f} s")
+        size, unit = (1_000_000, "MB") if self._unit == "B" else (1, self._unit)
+        of = "" if self._total is None else f" of {self._total // size}"
+        seconds = self._said - self._since
+        err.print(f"{self._what}: {self._done // size}{of} {unit}, {seconds:.0f} s")

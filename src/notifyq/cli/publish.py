@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import stat
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from notifyq.cli.common import DsnOption, duration, instant, open_database, out, run
+from notifyq.cli.common import DsnOption, duration, err, instant, open_database, out, run
 from notifyq.cli.progress import Progress
 from notifyq.errors import ConfigurationError
 from notifyq.publisher import Json, Publisher, check_json
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 
 def publish(
@@ -24,7 +26,9 @@ def publish(
     message: Annotated[
         str, typer.Argument(metavar="[JSON|-]", help="The message; - reads one a line from stdin.")
     ] = "-",
-    priority: Annotated[int, typer.Option(help="Larger is handed out first.")] = 0,
+    priority: Annotated[
+        int, typer.Option(min=-(2**31), max=2**31 - 1, help="Larger is handed out first.")
+    ] = 0,
     delay: Annotated[
         Any, typer.Option(parser=duration, metavar="DURATION", help="Hand out after this long.")
     ] = None,
@@ -41,6 +45,8 @@ def publish(
     dsn: DsnOption = None,
 ) -> None:
     """Publish a message and print its id; or publish each line of standard input, all or none."""
+    if delay is not None and at is not None:
+        raise typer.BadParameter("--delay and --at exclude each other")
     options: dict[str, Any] = {
         "priority": priority,
         "delay": delay,
@@ -51,7 +57,8 @@ def publish(
     if message == "-":
         if dedup_key is not None:
             raise typer.BadParameter("--dedup-key is for a single message")
-        run(_publish_lines(dsn, queue, options))
+        with _interruptible():
+            run(_publish_lines(dsn, queue, options))
         return
     try:
         check_json(message)
@@ -70,7 +77,23 @@ def publish(
     run(publish_one())
 
 
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a wait for input at once: asyncio would take note of it and wait on."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 async def _publish_lines(dsn: str | None, queue: str, options: dict[str, Any]) -> None:
+    if sys.stdin.isatty():
+        err.print("one message a line, as JSON; Ctrl-D publishes them, Ctrl-C none")
     info = os.fstat(sys.stdin.fileno())
     size = info.st_size if stat.S_ISREG(info.st_mode) else None
     with Progress("publishing", total=size, unit="B") as progress:
@@ -100,8 +123,18 @@ def _headers(pairs: list[str]) -> dict[str, Any] | None:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"--header {pair!r} is not NAME=VALUE")
-        try:
-            headers[name] = json.loads(value)
-        except ValueError:
-            headers[name] = value
+        headers[name] = _header(name, value)
     return headers or None
+
+
+def _header(name: str, value: str) -> Any:
+    """JSON if it is that, else a text."""
+    try:
+        decoded = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    try:
+        check_json(value)
+    except ValueError as error:
+        raise typer.BadParameter(f"--header {name}: {error}") from error
+    return decoded

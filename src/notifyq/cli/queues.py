@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Any
 
 import typer
@@ -25,18 +26,28 @@ _COLUMNS = (
     *("oldest_waiting_at", "lock_timeout", "max_attempts", "paused"),
 )
 
+
+class Bell(enum.StrEnum):
+    """Whether a message that is published rings."""
+
+    ALWAYS = "always"
+    OFF = "off"
+
+
 NameArgument = Annotated[str, typer.Argument(help="Name of the queue.")]
 LockTimeoutOption = Annotated[
     Any, typer.Option(parser=duration, metavar="DURATION", help="How long a claim holds a message.")
 ]
-AttemptsOption = Annotated[int | None, typer.Option(help="Claims that a message may use up.")]
+AttemptsOption = Annotated[
+    int | None, typer.Option(min=1, max=1000, help="Claims that a message may use up.")
+]
 BackoffOption = Annotated[
     Any, typer.Option(parser=duration, metavar="DURATION", help="Delay before the second attempt.")
 ]
 BackoffMaxOption = Annotated[
     Any, typer.Option(parser=duration, metavar="DURATION", help="Longest delay between attempts.")
 ]
-BellOption = Annotated[str | None, typer.Option(help="always, or off: workers only poll.")]
+BellOption = Annotated[Bell | None, typer.Option(help="off: workers only poll.")]
 RetentionOption = Annotated[
     Any, typer.Option(parser=duration, metavar="DURATION", help="How long the archive keeps them.")
 ]
@@ -74,7 +85,7 @@ def create(
     async def create_queue() -> None:
         async with open_database(dsn) as database:
             created = await Admin(database).create_queue(name, policy)
-        out.print(f"created {name}" if created else f"{name} exists, nothing changed", markup=False)
+        out.print(f"created {name}" if created else f"{name} exists, nothing changed")
 
     run(create_queue())
 
@@ -96,7 +107,7 @@ def alter(
     async def alter_queue() -> None:
         async with open_database(dsn) as database:
             await Admin(database).alter_queue(name, policy)
-        out.print(f"changed {name}", markup=False)
+        out.print(f"changed {name}")
 
     run(alter_queue())
 
@@ -108,7 +119,7 @@ def pause(name: NameArgument, dsn: DsnOption = None) -> None:
     async def pause_queue() -> None:
         async with open_database(dsn) as database:
             changed = await Admin(database).pause_queue(name)
-        out.print(f"paused {name}" if changed else f"{name} was paused already", markup=False)
+        out.print(f"paused {name}" if changed else f"{name} was paused already")
 
     run(pause_queue())
 
@@ -120,7 +131,7 @@ def resume(name: NameArgument, dsn: DsnOption = None) -> None:
     async def resume_queue() -> None:
         async with open_database(dsn) as database:
             changed = await Admin(database).resume_queue(name)
-        out.print(f"resumed {name}" if changed else f"{name} was not paused", markup=False)
+        out.print(f"resumed {name}" if changed else f"{name} was not paused")
 
     run(resume_queue())
 
@@ -136,7 +147,7 @@ def drop(
     async def drop_queue() -> None:
         async with open_database(dsn) as database:
             dropped = await Admin(database).drop_queue(name, force=force)
-        out.print(f"dropped {name} and {dropped} live messages", markup=False)
+        out.print(f"dropped {name} and {dropped} live messages")
 
     run(drop_queue())
 

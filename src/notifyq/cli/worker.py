@@ -15,7 +15,7 @@ import typer
 
 from notifyq.app import App
 from notifyq.cli.common import DsnOption, duration, resolve_dsn, run
-from notifyq.cli.logs import LogFormat, configure_logging
+from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def worker(
         list[str] | None, typer.Option("--queue", "-q", help="Only this queue; may be repeated.")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-c", min=1, help="Handlers at the same time.")
+        int | None, typer.Option("--concurrency", "-c", min=1, max=10_000, help="Handlers at the same time.")
     ] = None,
     grace: Annotated[
         Any,
@@ -38,7 +38,7 @@ def worker(
         Any,
         typer.Option(parser=duration, metavar="DURATION", help="Longest wait for a bell."),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(help="From which level on.")] = LogLevel.INFO,
     log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
     dsn: DsnOption = None,
 ) -> None:
@@ -63,8 +63,12 @@ def worker(
 def load_app(target: str) -> App:
     """Import MODULE and take APP out of it; the current folder is on the path."""
     module_name, colon, attribute = target.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigurationError(f"{target!r} is not MODULE:APP, as in myproject.workers:app")
+    names = [*module_name.split("."), attribute]
+    if not colon or not all(name.isidentifier() for name in names) or names[-2] == "py":
+        raise typer.BadParameter(
+            f"{target!r} is not MODULE:APP, as myproject.workers:app is for the file "
+            "myproject/workers.py"
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -77,7 +81,7 @@ def load_app(target: str) -> App:
         raise ConfigurationError(
             f"there is no module {module_name!r} in {Path.cwd()} or on PYTHONPATH"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
             f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -85,7 +89,7 @@ def load_app(target: str) -> App:
     if not isinstance(app, App):
         raise ConfigurationError(
             f"{module_name!r} has no App named {attribute!r}"
-            + (f": that is a {type(app).__name__}" if app is not None else "")
+            + (f": it is of type {type(app).__name__}" if app is not None else "")
         )
     return app
 

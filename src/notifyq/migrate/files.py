@@ -139,7 +139,7 @@ def script(installed: int | None, root: Path | None = None) -> str:
         (
             f"-- Schema messages of notifyq: from {start} to version {files.version}.\n"
             "-- Run it as the owner: psql -v ON_ERROR_STOP=1 -f <this file>\n\nbegin;\n"
-            f"set local client_encoding = 'UTF8';{BEGIN}{guard}",
+            f"{BEGIN}{guard}",
             *(
                 f"\n-- {path.parent.name}/{path.name}\n\n{files.text(path)}"
                 for path in files.plan(installed)

@@ -1,0 +1,186 @@
+"""Plans: the statements inside the functions, as the server really runs them.
+
+A worker's session lives for weeks: it plans while the table is empty and goes on with that plan
+over a backlog of a million. So the functions are called over and over while the table changes.
+"""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from database import Connection, Notices, publish
+
+TIMES = 7  # from the sixth call on the server may use a generic plan
+
+CALLS = {
+    "claim": "select * from messages.claim(quantity => 10)",
+    "claim of a queue": "select * from messages.claim(array['default'], 10)",
+    "claim with a filter": "select * from messages.claim(quantity => 10, filter => '$ >= 0')",
+    "claim_id": "select * from messages.claim_id(77)",
+    "take": "select * from messages.take('default', 10)",
+    "finish": "select messages.finish(5, 1)",
+    "finish_many": "select * from messages.finish_many("
+    "array[3, 2, 1], array[1, 1, 1], array['success', 'failed', 'success']"
+    "::messages.message_status[])",
+    "extend_many": "select * from messages.extend_many(array[3, 2, 1], array[1, 1, 1])",
+    "release_many": "select * from messages.release_many(array[3, 2, 1], array[1, 1, 1])",
+    "release_orphans": "select messages.release_orphans('w', array[1, 2])",
+    "retry": "select messages.retry(4, 1)",
+    "cancel": "select messages.cancel(78)",
+    "publish": "select messages.publish('default', '1', dedup_key => 'k')",
+    "reap": "select messages.reap()",
+    "stage_due": "select messages.stage_due()",
+    "renotify": "select messages.renotify()",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One statement that ran inside a function, with what each of its nodes did."""
+
+    text: str
+
+    @property
+    def scans(self) -> list[str]:
+        return re.findall(r"Seq Scan on (\w+)", self.text)
+
+    def rows_of(self, node: str) -> list[int]:
+        """Return how many rows each node of this kind gave, or read and threw away."""
+        found = re.findall(rf"{node}[^\n]*actual time=\S+ rows=([\d.]+) loops=([\d.]+)", self.text)
+        return [round(float(rows) * float(loops)) for rows, loops in found]
+
+
+class Explained:
+    """A session whose every statement, nested ones too, is explained after it ran."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._notices = Notices(connection)
+
+    async def start(self) -> None:
+        await self.connection.execute("""
+            load 'auto_explain';
+            set auto_explain.log_nested_statements = on;
+            set auto_explain.log_analyze = on;
+            set auto_explain.log_min_duration = 0;
+            set client_min_messages = log;
+        """)
+
+    async def plans(self, statement: str) -> list[Plan]:
+        await self._notices.said()
+        # Not fetch(): that makes asyncpg look up types, with statements of its own.
+        await self.connection.execute(statement)
+        return [Plan(text) for text in await self._notices.said("LOG") if "plan:" in text]
+
+
+@pytest.fixture
+async def explained(connection: Connection) -> Explained:
+    explained = Explained(connection)
+    await explained.start()
+    return explained
+
+
+async def fill(connection: Connection) -> None:
+    """Make a backlog in another session's way: 50,000 waiting, 100 locked, 100 scheduled."""
+    await connection.execute("set auto_explain.log_min_duration = -1")
+    await publish(connection, 50_000)
+    await connection.execute("""
+        update messages.message set state = 'locked', locked_by = 'w', locked_at = now(),
+          lock_expires_at = now() + interval '1 hour', lock_token = 1, attempts = 1
+        where id in (select id from messages.message order by id limit 100);
+        update messages.message set available_at = now() + interval '1 hour'
+        where id in (select id from messages.message order by id desc limit 100);
+        set auto_explain.log_min_duration = 0;
+    """)
+
+
+async def empty(connection: Connection) -> None:
+    await connection.execute("truncate messages.message restart identity")
+
+
+async def faults(explained: Explained, when: str, times: int = TIMES) -> list[str]:
+    """Make every call several times, each rolled back so that all meet the same rows."""
+    found: list[str] = []
+    for call, statement in CALLS.items():
+        for _ in range(times):
+            transaction = explained.connection.transaction()
+            await transaction.start()
+            plans = await explained.plans(statement)
+            await transaction.rollback()
+            assert plans
+            bad = [plan for plan in plans if "message" in plan.scans or "JIT:" in plan.text]
+            found += [f"{call}, {when}: {plan.text}" for plan in bad[:1]]
+    return found
+
+
+async def test_no_call_reads_the_whole_table_or_compiles_its_plan(explained: Explained) -> None:
+    connection = explained.connection
+    found = await faults(explained, "never filled")
+    await fill(connection)
+    found += await faults(explained, "filled since the plan was made")
+    await connection.execute("analyze messages.message")
+    found += await faults(explained, "analysed", 1)
+    await empty(connection)
+    found += await faults(explained, "truncated")
+    await fill(connection)
+    found += await faults(explained, "filled again", 1)
+    assert found == []
+
+
+async def test_a_new_session_makes_good_plans_over_a_backlog_never_analysed(
+    explained: Explained,
+) -> None:
+    await fill(explained.connection)
+    assert await faults(explained, "filled before") == []
+
+
+@pytest.mark.parametrize("call", ["claim", "claim of a queue", "take", "renotify"])
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_handing_out_ten_of_a_backlog_reads_about_ten(
+    explained: Explained, call: str, *, is_analysed: bool
+) -> None:
+    await fill(explained.connection)
+    if is_analysed:
+        await explained.connection.execute("analyze messages.message")
+    for _ in range(TIMES):
+        plans = await explained.plans(CALLS[call])
+        assert any("message_waiting_idx" in plan.text for plan in plans)
+        for plan in plans:
+            touched = [*plan.rows_of("Sort"), *plan.rows_of("on message m")]
+            removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
+            assert max([0, *touched, *map(int, removed)]) <= 10, plan.text
+
+
+async def test_an_expired_lock_is_found_among_the_locked_not_in_the_backlog(
+    explained: Explained,
+) -> None:
+    await fill(explained.connection)
+    for _ in range(TIMES):
+        plans = await explained.plans(CALLS["reap"])
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by Filter: (\d+)", plan.text)
+            assert max([0, *map(int, removed)]) <= 100, plan.text
+        assert any("message_locked_idx" in plan.text for plan in plans)
+
+
+async def test_a_million_for_later_cost_a_claim_one_look(explained: Explained) -> None:
+    connection = explained.connection
+    await connection.execute("set auto_explain.log_min_duration = -1")
+    await connection.execute(
+        "insert into messages.message (message, available_at) "
+        "select '1', now() + interval '1 hour' from generate_series(1, 20000)"
+    )
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for _ in range(TIMES):
+        for plan in await explained.plans(CALLS["claim"]):
+            assert max([0, *plan.rows_of("on message m")]) == 0, plan.text
+            assert "Rows Removed" not in plan.text, plan.text
+
+
+async def test_a_plan_that_reads_the_table_would_be_seen(explained: Explained) -> None:
+    """The tests above must be able to fail."""
+    statement = "select count(*) from messages.message where details = 'x'"
+    (plan,) = await explained.plans(f"do $$ begin perform ({statement}); end $$")
+    assert plan.scans == ["message"]
+    assert plan.rows_of("on message") == [0]

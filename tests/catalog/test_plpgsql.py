@@ -1,0 +1,55 @@
+"""plpgsql_check reads every function body as the server would, before anybody runs it."""
+
+import pytest
+
+from database import Connection
+
+CHECK = """
+    select p.oid::regprocedure || ' line ' || coalesce(c.lineno, 0) || ': ' || c.level || ': '
+      || c.message
+    from pg_proc as p
+    left join (
+      select g.tgfoid, g.tgrelid, g.tgnewtable::text as new, g.tgoldtable::text as old
+      from pg_trigger as g where not g.tgisinternal and g.tgparentid = 0
+    ) as t on t.tgfoid = p.oid
+    cross join lateral plpgsql_check_function_tb(
+      p.oid, coalesce(t.tgrelid, 0), fatal_errors => false, other_warnings => true,
+      extra_warnings => true, performance_warnings => true, security_warnings => true,
+      oldtable => t.old, newtable => t.new
+    ) as c
+    where p.pronamespace = 'messages'::regnamespace
+      and p.prolang = (select l.oid from pg_language as l where l.lanname = 'plpgsql')
+      and not (p.proname = '_invalid' and c.level = 'performance')
+    order by 1
+"""
+
+
+@pytest.fixture
+async def checker(connection: Connection) -> Connection:
+    await connection.execute("create extension plpgsql_check")
+    return connection
+
+
+@pytest.mark.plpgsql_check
+async def test_every_function_is_sound(checker: Connection) -> None:
+    assert [row[0] for row in await checker.fetch(CHECK)] == []
+
+
+@pytest.mark.plpgsql_check
+@pytest.mark.parametrize(
+    "body",
+    [
+        "perform x from messages.message",
+        "return messages.nope()",
+        "return 'text'",
+        "declare v integer; begin null; end",
+        "execute 'select ' || a",
+    ],
+)
+async def test_the_check_finds_what_is_wrong(checker: Connection, body: str) -> None:
+    """A check that finds nothing must be one that could."""
+    await checker.execute(
+        "create function messages.broken(a text) returns integer language plpgsql as "
+        f"$$ begin {body}; end $$"
+    )
+    assert any("broken" in row[0] for row in await checker.fetch(CHECK))

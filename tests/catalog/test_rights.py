@@ -1,0 +1,171 @@
+"""Rights: what each role may do, tried; everything else is denied."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from database import Connect, Connection, publish
+
+Denied = asyncpg.InsufficientPrivilegeError
+
+PUBLISH = [
+    "select messages.publish('default', '1')",
+    "select messages.publish_many('default', array['1']::jsonb[])",
+    "insert into messages.message (message) values ('1')",
+    "insert into messages.message (queue, message, priority, available_at, type, headers, "
+    "dedup_key) values ('default', '1', 1, now(), 't', '{}', 'k')",
+]
+WORK = [
+    "select messages.claim()",
+    "select messages.claim_id(1)",
+    "select messages.finish(1, 1)",
+    "select messages.finish_many(array[1], array[1], array['success']::messages.message_status[])",
+    "select messages.retry(1, 1)",
+    "select messages.release(1, 1)",
+    "select messages.release_many(array[1], array[1])",
+    "select messages.release_orphans('w', array[1])",
+    "select messages.extend(1, 1)",
+    "select messages.extend_many(array[1], array[1])",
+    "select messages.take('default')",
+    "select messages.reap()",
+    "select messages.stage_due()",
+    "select messages.renotify()",
+    "select messages.maintain()",
+]
+READ_TABLES = [
+    "select * from messages.message",
+    "select * from messages.message_archive",
+    "select * from messages.dead_message",
+    "select * from messages.queue",
+    "select * from messages.schema_version",
+    "select * from messages.redrive",
+]
+READ = [
+    "select messages.message_list()",
+    "select messages.message_find(1)",
+    "select messages.archive_list()",
+    "select messages.archive_find(1)",
+    "select messages.archive_summary()",
+    "select messages.dead_list()",
+    "select messages.dead_count()",
+    "select messages.dead_since(pg_current_snapshot())",
+]
+INFO = ["select messages.queue_info()"]
+ADMIN = [
+    "select messages.create_queue('q')",
+    "select messages.alter_queue('default')",
+    "select messages.pause_queue('default')",
+    "select messages.resume_queue('default')",
+    "select messages.cancel(1)",
+    "select messages.dead_delete(1)",
+    "select messages.dead_retry(1)",
+    "select messages.redrive()",
+    "select messages.drop_queue('default', true)",
+]
+NOBODY = [
+    "insert into messages.message (message, lock_token) values ('1', 5)",
+    "insert into messages.message (message, state) values ('1', 'waiting')",
+    "insert into messages.message (message, attempts) values ('1', -5)",
+    "insert into messages.queue (name) values ('q')",
+    "update messages.message set priority = 1",
+    "delete from messages.message",
+    "truncate messages.message",
+    "update messages.message_archive set details = ''",
+    "delete from messages.message_archive",
+    "delete from messages.message_archive_default",
+    "update messages.queue set paused = true",
+    "delete from messages.schema_version",
+    "insert into messages.redrive (archive_id, message_id) values (1, 1)",
+    "create table messages.t ()",
+    "drop table messages.message",
+    "alter table messages.message disable trigger published",
+    "select messages._archive(array[1], array[0], array['success']::messages.message_status[])",
+    "select messages._notify('new_message', 'default', '1')",
+    "select messages._drop_partitions()",
+    "select nextval('messages.message_id_seq')",
+    "select setval('messages.message_id_seq', 1)",
+]
+ALL = [*PUBLISH, *WORK, *READ_TABLES, *READ, *INFO, *ADMIN, *NOBODY]
+RIGHTS = {
+    "notifyq_publisher": PUBLISH,
+    "notifyq_worker": [*WORK, *INFO],
+    "notifyq_reader": [*READ_TABLES, *READ, *INFO],
+    "notifyq_admin": [*PUBLISH, *WORK, *READ_TABLES, *READ, *INFO, *ADMIN],
+    # A role of the server's own, to which nothing was granted.
+    "pg_monitor": [],
+}
+
+
+async def is_denied(connection: Connection, statement: str) -> bool:
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        await connection.execute(statement)
+    except Denied:
+        return True
+    finally:
+        await transaction.rollback()
+    return False
+
+
+@pytest.fixture
+async def guest(connect: Connect) -> AsyncIterator[Connection]:
+    guest = await connect()
+    yield guest
+    await guest.execute("reset role")
+
+
+@pytest.mark.parametrize("role", RIGHTS)
+async def test_a_role_may_do_its_own_and_nothing_else(
+    connection: Connection, guest: Connection, role: str
+) -> None:
+    await publish(connection, 1)
+    await guest.execute(f"set role {role}")
+    allowed = [statement for statement in ALL if not await is_denied(guest, statement)]
+    assert allowed == [statement for statement in ALL if statement in RIGHTS[role]]
+
+
+async def test_every_public_function_is_tried_above(connection: Connection) -> None:
+    """Else a new function would have rights that no test looks at."""
+    public = await connection.fetch(
+        "select p.proname::text from pg_proc as p "
+        "where p.pronamespace = 'messages'::regnamespace and p.proname !~ '^_'"
+    )
+    tried = "\n".join(ALL)
+    untried = [row[0] for row in public if f"messages.{row[0]}(" not in tried]
+    assert untried == ["version"]
+
+
+async def test_a_publisher_and_a_worker_do_all_of_their_work_without_any_other_right(
+    connection: Connection, connect: Connect
+) -> None:
+    publisher, worker = await connect(), await connect()
+    await publisher.execute("set role notifyq_publisher")
+    await worker.execute("set role notifyq_worker")
+    id_ = await publisher.fetchval("select messages.publish('default', '1')")
+    await publisher.execute("insert into messages.message (message) values ('2')")
+    (first, second) = await worker.fetch("select * from messages.claim(quantity => 2)")
+    assert first["id"] == id_
+    for message, status in ((first, "success"), (second, "failed")):
+        assert await worker.fetchval(
+            "select messages.finish($1, $2, $3)", message["id"], message["lock_token"], status
+        )
+    assert await connection.fetchval("select count(*) from messages.message_archive") == 2
+
+
+async def test_a_table_of_the_caller_cannot_stand_in_for_one_of_the_schema(
+    connection: Connection, guest: Connection
+) -> None:
+    await publish(connection, 1)
+    await guest.execute("""
+        set role notifyq_worker;
+        create temporary table message (id bigint);
+        create temporary table queue (name text);
+        create function pg_temp.clock_timestamp() returns timestamptz language sql
+          as $$ select 'infinity'::timestamptz $$;
+        set search_path = pg_temp, messages, pg_catalog;
+    """)
+    (message,) = await guest.fetch("select * from messages.claim()")
+    assert message["locked_at"] < await connection.fetchval("select pg_catalog.clock_timestamp()")
+    assert await guest.fetchval("select messages.finish($1, $2)", message["id"], 1)

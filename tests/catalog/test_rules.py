@@ -1,0 +1,174 @@
+"""Rules over the catalog: they hold for the functions and tables that are yet to be written."""
+
+import inspect
+import re
+
+from database import ROOT, Connection
+from notifyq import errors
+
+FUNCTIONS = "pg_proc as p where p.pronamespace = 'messages'::regnamespace"
+TABLES = "pg_class as c where c.relnamespace = 'messages'::regnamespace"
+SEARCH_PATH = "search_path=pg_catalog, messages, pg_temp"
+# What a function may fix beside its search path: the planner's choices, and how long it waits.
+MAY_SET = re.compile(r"(enable_\w+|jit|lock_timeout|timezone|TimeZone)=")
+
+
+async def names(connection: Connection, query: str) -> list[str]:
+    return [row[0] for row in await connection.fetch(query)]
+
+
+async def test_the_rules_are_not_about_nothing(connection: Connection) -> None:
+    assert len(await names(connection, f"select p.proname from {FUNCTIONS}")) > 40
+
+
+async def test_every_function_runs_as_its_owner_under_a_fixed_search_path(
+    connection: Connection,
+) -> None:
+    found = await connection.fetch(
+        f"select p.oid::regprocedure::text, p.prosecdef, p.proconfig from {FUNCTIONS}"
+    )
+    for name, is_definer, settings in found:
+        assert is_definer, name
+        paths = [it for it in settings if it.startswith("search_path")]
+        assert paths == [SEARCH_PATH], name
+        others = [it for it in settings if it not in paths]
+        assert all(MAY_SET.match(it) for it in others), (name, others)
+
+
+async def test_nothing_is_executable_or_readable_by_everybody(connection: Connection) -> None:
+    functions = f"select p.oid::regprocedure from {FUNCTIONS} and has_function_privilege('public', "
+    assert await names(connection, functions + "p.oid, 'execute')") == []
+    tables = f"select c.oid::regclass::text from {TABLES} and c.relkind in ('r', 'p', 'v') and "
+    assert await names(connection, tables + "has_any_column_privilege('public', c.oid, 'select')")\
+        == []  # fmt: skip
+    for right in ("insert", "update", "delete", "truncate", "references", "trigger"):
+        assert (
+            await names(connection, tables + f"has_table_privilege('public', c.oid, '{right}')")
+            == []
+        )
+    assert not await connection.fetchval(
+        "select has_schema_privilege('public', 'messages', 'usage')"
+    )
+
+
+async def test_every_public_function_is_commented_and_granted_and_no_other_is_granted(
+    connection: Connection,
+) -> None:
+    found = await connection.fetch(f"""
+        select p.oid::regprocedure::text, p.proname ~ '^_', obj_description(p.oid, 'pg_proc'),
+          exists (
+            select from aclexplode(p.proacl) as x
+            where x.grantee::regrole::text ~ '^notifyq_' and x.privilege_type = 'EXECUTE'
+          )
+        from {FUNCTIONS}
+    """)
+    for name, is_internal, comment, is_granted in found:
+        assert is_granted != is_internal, name
+        assert is_internal or (comment and comment.endswith(".")), name
+
+
+async def test_every_table_and_type_is_commented(connection: Connection) -> None:
+    uncommented = await names(
+        connection,
+        f"select c.relname::text from {TABLES} and c.relkind in ('r', 'p', 'v') "
+        "and c.relname !~ '^message_archive_' and obj_description(c.oid, 'pg_class') is null "
+        "union all select t.typname::text from pg_type as t "
+        "where t.typnamespace = 'messages'::regnamespace and t.typtype in ('e', 'c') "
+        "and (t.typrelid = 0 or exists (select from pg_class as c where c.oid = t.typrelid "
+        "and c.relkind = 'c')) and obj_description(t.oid, 'pg_type') is null",
+    )
+    assert uncommented == []
+
+
+async def test_every_instant_has_a_time_zone_and_is_named_as_one(connection: Connection) -> None:
+    columns = await connection.fetch(f"""
+        select c.relname || '.' || a.attname, a.attname, a.atttypid::regtype::text
+        from {TABLES.replace(" where", " join pg_attribute as a on a.attrelid = c.oid where")}
+          and a.attnum > 0 and not a.attisdropped
+    """)
+    assert columns
+    for name, column, type_name in columns:
+        assert not type_name.startswith("timestamp without"), name
+        assert column.endswith("_at") == (type_name == "timestamp with time zone"), name
+    arguments = await names(
+        connection,
+        f"select p.oid::regprocedure::text from {FUNCTIONS} and "
+        "('timestamp'::regtype = any (p.proargtypes) or p.prorettype = 'timestamp'::regtype)",
+    )
+    assert arguments == []
+
+
+async def test_keys_are_eight_bytes(connection: Connection) -> None:
+    narrow = await names(
+        connection,
+        f"""
+        select c.relname || '.' || a.attname
+        from {TABLES.replace(" where", " join pg_attribute as a on a.attrelid = c.oid where")}
+          and a.attnum > 0 and a.atttypid in ('int4'::regtype, 'int2'::regtype)
+          and (a.attidentity <> '' or a.attname ~ '(^|_)(id|token)$')
+        """,
+    )
+    assert narrow == []
+
+
+async def test_constraints_and_indexes_are_named_by_one_pattern(connection: Connection) -> None:
+    found = await names(
+        connection,
+        f"select c.relname::text from {TABLES} and c.relkind in ('i', 'I') "
+        "and c.relname !~ '^message_archive_(\\d|default)' union all "
+        "select k.conname::text from pg_constraint as k "
+        "where k.connamespace = 'messages'::regnamespace and k.contype <> 'n' "
+        "and k.conrelid::regclass::text !~ 'message_archive_'",
+    )
+    assert [name for name in found if not re.search(r"_(pk|uq|ck|fk|idx)$", name)] == []
+
+
+async def test_every_foreign_key_has_an_index(connection: Connection) -> None:
+    missing = await names(
+        connection,
+        """
+        select k.conname::text from pg_constraint as k
+        where k.connamespace = 'messages'::regnamespace and k.contype = 'f'
+          and not exists (
+            select from pg_index as x
+            where x.indrelid = k.conrelid and (x.indkey::int2[])[0] = k.conkey[1]
+          )
+        """,
+    )
+    assert missing == []
+
+
+async def test_the_end_of_a_lock_is_in_no_index(connection: Connection) -> None:
+    """Else a heartbeat would write all indexes of its message."""
+    indexes = await names(
+        connection,
+        "select pg_get_indexdef(x.indexrelid) from pg_index as x "
+        "where x.indrelid = 'messages.message'::regclass",
+    )
+    assert indexes
+    assert [it for it in indexes if "lock_expires_at" in it] == []
+
+
+def test_the_error_codes_of_the_sql_are_those_of_the_error_classes() -> None:
+    in_sql = {
+        code
+        for file in (ROOT / "db").rglob("*.sql")
+        for code in re.findall(r"errcode\s*=\s*'(\w+)'", file.read_text())
+    }
+    in_python = {
+        it.sqlstate
+        for _, it in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(it, errors.DatabaseError) and it is not errors.DatabaseError
+    }
+    assert in_sql == in_python
+    assert all(re.fullmatch(r"NQ\d{3}", code) for code in in_sql)
+
+
+async def test_the_owner_of_everything_is_the_owner_of_the_schema(connection: Connection) -> None:
+    owners = await names(
+        connection,
+        f"select distinct p.proowner::regrole::text from {FUNCTIONS} union "
+        f"select distinct c.relowner::regrole::text from {TABLES} union "
+        "select nspowner::regrole::text from pg_namespace where nspname = 'messages'",
+    )
+    assert len(owners) == 1

@@ -1,0 +1,69 @@
+"""The documentation as data: pages, their fenced blocks, their headings, commands in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from database import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# sql.intro.md is the head of sql.md, into which it is copied.
+PAGES = [
+    ROOT / "README.md",
+    *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "sql.intro.md"),
+]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and the line of its page where its text begins."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    """Return the fenced blocks of a page in these languages, or in all."""
+    found: list[Block] = []
+    text = page.read_text(encoding="utf-8")
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if not languages or match[1] in languages:
+            line = text.count("\n", 0, match.start(2)) + 1
+            found.append(Block(page, line, match[1], match[2]))
+    return found
+
+
+def prose(page: Path) -> str:
+    """Return a page without its fenced blocks."""
+    return re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as they are made for Markdown."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Give each call of `notifyq` in the shell blocks of a page, and its arguments."""
+    for block in blocks(page, "sh", "console"):
+        for line in block.text.splitlines():
+            for inner in re.findall(r"\$\(notifyq ([^)]*)\)", line):
+                yield line, shlex.split(inner)
+            # Of a pipe and of a redirection only the call itself counts.
+            words = shlex.split(line, comments=True)
+            calls = [n for n, word in enumerate(words) if re.search(r"(^|/)notifyq$", word)]
+            for start in calls:
+                rest = words[start + 1 :]
+                stops = [n for n, word in enumerate(rest) if word in {"|", ">", "&&", ";"}]
+                yield line, rest[: min(stops, default=len(rest))]

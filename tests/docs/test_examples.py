@@ -1,0 +1,148 @@
+"""Every example in README.md and docs works, page by page and in the order of the page."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+import sys
+from datetime import timedelta
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+import typer
+
+from docs.pages import PAGES, Block, blocks, commands
+from notifyq import App
+from notifyq.cli import main as cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from database import Connection
+
+PYTHON = [page for page in PAGES if blocks(page, "python")]
+SHELL = [page for page in PAGES if any(commands(page))]
+SQL = [page for page in PAGES if blocks(page, "sql")]
+
+# What a server with pg_cron would have; the examples need it to be there, not to work.
+_CRON = """
+create schema cron;
+create function cron.schedule(text, text, text) returns bigint return 1;
+create function cron.schedule_in_database(text, text, text, text) returns bigint return 1;
+create table cron.job (jobid bigint, jobname text, schedule text);
+create table cron.job_run_details
+  (jobid bigint, status text, return_message text, end_time timestamptz);
+"""
+
+
+def name(page: Path) -> str:
+    return page.stem
+
+
+@pytest.mark.parametrize("page", SQL, ids=name)
+async def test_sql_runs(page: Path, connection: Connection) -> None:
+    await connection.fetchval("select messages.create_queue('billing')")
+    # Roles belong to the server, not to the database of the test: all of it is rolled back.
+    transaction = connection.transaction()
+    await transaction.start()
+    await connection.execute(_CRON)
+    for block in blocks(page, "sql"):
+        text = re.sub(r"^(begin|commit);$", "", block.text, flags=re.MULTILINE)
+        try:
+            await connection.execute(text)
+        except asyncpg.PostgresError as error:
+            pytest.fail(f"{page.name}, line {block.line}: {error}")
+    await transaction.rollback()
+
+
+@pytest.mark.parametrize("page", PYTHON, ids=name)
+async def test_python_runs(
+    page: Path, database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFYQ_DSN", database)
+    await connection.fetchval("select messages.create_queue('billing', max_attempts => 5)")
+    # What the text around the examples speaks of.
+    module = ModuleType(f"docs_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    given = vars(module)
+    given.update(connection=connection, timedelta=timedelta)
+    try:
+        for block in blocks(page, "python"):
+            result = eval(compiled(block), given)
+            if inspect.isawaitable(result):
+                await result
+    finally:
+        for app in [value for value in given.values() if isinstance(value, App)]:
+            await app.close()
+
+
+def compiled(block: Block) -> CodeType:
+    code: CodeType = compile(
+        "\n" * (block.line - 1) + block.text,  # an error names the line of the page
+        str(block.page),
+        "exec",
+        flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+        dont_inherit=True,
+    )
+    return code
+
+
+@pytest.mark.parametrize("page", SHELL, ids=name)
+def test_commands_can_be_parsed(page: Path) -> None:
+    for line, args in commands(page):
+        try:
+            parse([arg for arg in args if arg not in {"--debug", "--version"}])
+        except cli.UsageError as error:
+            pytest.fail(f"{page.name}: {line}: {error}")
+
+
+def parse(args: list[str]) -> None:
+    """Have the command line read its arguments, and go no further."""
+    command: Any = typer.main.get_command(cli.app)
+    context = command.make_context("notifyq", args or ["--version"], resilient_parsing=not args)
+    while rest := [*getattr(context, "_protected_args", ()), *context.args]:
+        if not hasattr(command, "resolve_command"):
+            break
+        called, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(called, rest, parent=context)
+
+
+async def test_the_commands_of_the_reference_work(
+    database: str,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """Messages 1 and 2 are live, 3 and 4 are dead, as the page has it."""
+    await connection.execute("""
+      select messages.create_queue('billing', max_attempts => 1);
+      select messages.publish_many('billing', array['1', '2', '3', '4']::jsonb[]);
+      select messages.finish(c.id, c.lock_token, 'failed', 'no')
+      from messages.claim_id(3) as c;
+      select messages.finish(c.id, c.lock_token, 'failed', 'no')
+      from messages.claim_id(4) as c;
+    """)
+    monkeypatch.setenv("NOTIFYQ_DSN", database)
+    [page] = [page for page in PAGES if page.name == "cli.md"]
+    lines = tmp_path / "lines"
+    lines.write_text("1\n2\n")
+    ran = 0
+    for line, args in commands(page):
+        # These run until they are stopped, or have a server of their own.
+        if args[0] in {"worker", "server", "demo"} or args[:2] == ["dead", "watch"]:
+            continue
+        if args[0] == "ping" and "--as" in args:
+            continue
+        with lines.open() as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            # In a thread, where a command can have an event loop of its own.
+            code = await asyncio.to_thread(cli._invoke, args, debug=False)
+        said = capfd.readouterr()
+        assert code == 0, f"{line}: {said.out}{said.err}"
+        ran += 1
+    assert ran > 30
