@@ -36,6 +36,9 @@ create or replace function messages._invalid(message text, hint text default '')
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  if hint = '' then
+    raise exception using errcode = 'NQ003', message = _invalid.message;
+  end if;
   raise exception using errcode = 'NQ003', message = _invalid.message, hint = _invalid.hint;
 end;
 $$;
@@ -121,6 +124,7 @@ create or replace function messages._archive(
   set enable_hashjoin = off
   set enable_mergejoin = off
   set enable_seqscan = off
+  set jit = off
 as $$
 begin
   return query

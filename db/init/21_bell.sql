@@ -5,8 +5,8 @@
 -- calls:   nothing
 -- raises:  nothing
 
--- '41-43,50' from {41,42,43,50}. A payload has less than 8000 bytes and the queue's name up to 200
--- of them. Ids that don't fit are left out: a bell is a hint, and workers claim by queue, not by id.
+-- '41-43,50' from {41,42,43,50}. A payload has less than 8000 bytes, and the queue's name up to 200
+-- of them. Ids that don't fit are left out: a bell is a hint, workers claim by queue and not by id.
 create or replace function messages._compact(ids bigint[])
   returns text
   language sql

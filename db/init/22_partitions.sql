@@ -39,7 +39,8 @@ begin
     ') insert into messages.%I select * from moved', v_from, v_until, v_name
   );
   execute format(
-    'alter table messages.message_archive attach partition messages.%I for values from (%L) to (%L)',
+    'alter table messages.message_archive attach partition messages.%I '
+    'for values from (%L) to (%L)',
     v_name, v_from, v_until
   );
 end;

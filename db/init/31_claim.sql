@@ -13,6 +13,7 @@ create or replace function messages._stage(queue text, due timestamptz, quantity
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set jit = off
 as $$
 declare
   v_ids bigint[];
@@ -50,8 +51,10 @@ create or replace function messages.claim(
   security definer
   set search_path = pg_catalog, messages, pg_temp
   -- A plan made while the table was empty or never analysed would read the whole backlog later on.
+  -- Switched off means very expensive, so expensive that every plan would be compiled: no jit.
   set enable_seqscan = off
   set enable_bitmapscan = off
+  set jit = off
 as $$
 declare
   v_queue messages.queue;

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive
--- calls:   messages._archive, messages._backoff, messages._ring, messages._queue
+-- calls:   messages._archive, messages._backoff, messages._ring, messages._queue, messages._invalid
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.finish_many(

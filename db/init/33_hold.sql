@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message
--- calls:   messages._ring, messages._check_positive
+-- calls:   messages._ring, messages._compact, messages._check_positive
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.extend_many(
@@ -17,6 +17,7 @@ create or replace function messages.extend_many(
   set enable_hashjoin = off  -- as in _archive: a nested loop locks rows in id order
   set enable_mergejoin = off
   set enable_seqscan = off
+  set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -76,6 +77,7 @@ create or replace function messages.release_many(
   set enable_hashjoin = off  -- as in _archive: a nested loop locks rows in id order
   set enable_mergejoin = off
   set enable_seqscan = off
+  set jit = off
 as $$
 declare
   v_freed messages.message[];
@@ -137,6 +139,7 @@ create or replace function messages.release_orphans(worker text, known bigint[])
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set jit = off
 as $$
 declare
   v_orphans messages.message[];
@@ -151,7 +154,7 @@ begin
     for update skip locked
   );
   return (
-    select count(*)
+    select count(*)::integer
     from messages.release_many(
       array(select o.id from unnest(v_orphans) as o),
       array(select o.lock_token from unnest(v_orphans) as o)

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive
--- calls:   messages._archive, messages._queue, messages._check_quantity
+-- calls:   messages._archive, messages._queue, messages._stage, messages._check_quantity
 -- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace function messages.take(queue text, quantity integer default 1)
@@ -12,6 +12,7 @@ create or replace function messages.take(queue text, quantity integer default 1)
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
+  set jit = off
 as $$
 declare
   v_queue messages.queue := messages._queue(take.queue);
@@ -71,5 +72,5 @@ begin
 end;
 $$;
 comment on function messages.cancel(bigint) is
-  'Archive a message that waits or is scheduled as rejected, with details `cancelled`. False: it is '
-  'locked by a worker, finished, or unknown; nothing changed.';
+  'Archive a message that waits or is scheduled as rejected, with details `cancelled`. False: it '
+  'is locked by a worker, finished, or unknown; nothing changed.';

@@ -2,7 +2,8 @@
 --
 -- owns:    the triggers of messages.message and messages.message_archive
 -- writes:  messages.message (state of scheduled rows); notifies new_message and dead_message
--- calls:   messages._queue, messages._ring, messages._compact, messages._notify
+-- calls:   messages._queue, messages._ring, messages._compact, messages._notify,
+--          messages._publishing_key
 -- raises:  NQ001 queue not found
 
 create or replace function messages._schedule()
@@ -52,7 +53,8 @@ begin
     v_queue := messages._queue(v_name);
     if v_last - v_first + 1 = v_waiting then
       perform messages._ring(
-        v_queue, case when v_first = v_last then v_first::text else format('%s-%s', v_first, v_last) end
+        v_queue,
+        case when v_first = v_last then v_first::text else format('%s-%s', v_first, v_last) end
       );
     elsif v_waiting > 0 then
       -- Other sessions published in between. 1000 ids say as much as a million.

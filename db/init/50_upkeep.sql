@@ -3,7 +3,8 @@
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive
 -- calls:   messages._archive, messages._requeue, messages._stage, messages._ring,
---          messages._make_partitions, messages._drop_partitions
+--          messages._compact, messages._make_partitions, messages._drop_partitions,
+--          messages._check_quantity, messages._upkeep_key
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -12,6 +13,7 @@ create or replace function messages.reap(quantity integer default 1000)
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -87,6 +89,7 @@ create or replace function messages.renotify()
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set jit = off
 as $$
 declare
   v_queue messages.queue;

@@ -10,6 +10,14 @@ begin
   if not exists (select from pg_extension as e where e.extname = 'pg_cron') then
     return;
   end if;
+  -- Names of jobs are unique for each user only.
+  if exists (
+    select from cron.job as j
+    where j.jobname = 'notifyq maintain' and j.username <> current_user
+  ) then
+    raise notice 'pg_cron does the upkeep already, as another user';
+    return;
+  end if;
   begin
     perform cron.schedule('notifyq maintain', '10 seconds', 'select messages.maintain()');
   exception
@@ -24,5 +32,8 @@ begin
     'where j.jobid = d.jobid and j.jobname like ''notifyq %'' '
     'and d.end_time < now() - interval ''1 day'''
   );
+exception
+  when insufficient_privilege then
+    raise notice 'pg_cron may not be used by %: the workers do the upkeep', current_user;
 end;
 $$;

@@ -11,7 +11,8 @@ from tenacity import (
     RetryCallState,
     retry_if_exception,
     stop_after_delay,
-    wait_exponential_jitter,
+    wait_exponential,
+    wait_random,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def retrying(what: str, log: logging.Logger, lasting: timedelta) -> AsyncRetryin
     return AsyncRetrying(
         retry=retry_if_exception(is_passing),
         stop=stop_after_delay(lasting),
-        wait=wait_exponential_jitter(initial=0.1, max=5, jitter=0.5),
+        wait=wait_exponential(multiplier=0.1, max=5) + wait_random(0, 0.5),
         before_sleep=before_sleep,
         reraise=True,
     )

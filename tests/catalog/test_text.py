@@ -91,7 +91,8 @@ def test_the_header_names_every_function_of_other_files_that_is_called(file: Pat
         r"^create (?:or replace )?function messages\.\w+\(|insert into messages\.\w+ ?\(",
         re.DOTALL | re.MULTILINE,
     )
-    called = set(CALLED.findall(granted_or_commented.sub("", body))) - own
+    without_literals = re.sub(r"'(?:[^']|'')*'", "''", granted_or_commented.sub("", body))
+    called = set(CALLED.findall(without_literals)) - own
     named = set(re.findall(r"messages\.(\w+)", header.partition("-- calls:")[2]))
     assert called - named == set()
 

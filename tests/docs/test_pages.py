@@ -73,7 +73,7 @@ def test_no_file_names_a_registry() -> None:
     # `docker.io` alone is a package of Debian's; as an address something follows it.
     host = re.compile(
         r"pypi\.|pythonhosted|docker\.io/|docker\.com|ghcr\.io|quay\.io|gcr\.io|"
-        r"registry[-\w]*\.[-\w]+\.\w|npmjs|artifactory|https?://"
+        r"registry[-\w]*\.[-\w]+\.\w|npmjs|artifactory|https?://[\w.-]*\.[a-z]{2,}"
     )
     named = [
         f"{path.relative_to(ROOT)}: {match[0]}"

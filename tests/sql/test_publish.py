@@ -203,7 +203,6 @@ async def test_a_delay_counts_from_the_call_not_from_the_start_of_the_transactio
     connection: Connection,
 ) -> None:
     async with connection.transaction():
-        await connection.execute("select pg_sleep(0.05)")
         before = await connection.fetchval("select clock_timestamp()")
         id_ = await value(
             connection, "publish", queue="default", message=1, delay=timedelta(minutes=5)

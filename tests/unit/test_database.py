@@ -72,7 +72,10 @@ def test_a_foreign_error_becomes_ours_and_says_what_to_do(
 
 def test_a_statement_that_was_cancelled_does_not_look_like_a_server_that_is_gone() -> None:
     ours = explained(asyncpg.QueryCanceledError("canceling statement due to timeout"), DSN)
-    assert str(ours) == f"{WHERE} cannot do it now: canceling statement due to timeout: try again later"
+    assert (
+        str(ours)
+        == f"{WHERE} cannot do it now: canceling statement due to timeout: try again later"
+    )
 
 
 def test_an_error_of_ours_stays_as_it_is() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, computed_field, field_validator
-from unit.rows import message, register
 
 from notifyq import Message, Reject, Retry, Status
 from notifyq.executor import Cause, Execution, clean, describe
 from notifyq.model import Failed, Outcome, Rejected, Released, Success
 from notifyq.threads import Threads
+from unit.rows import message, register
 
 
 class Order(BaseModel):
@@ -37,7 +37,7 @@ class Broken(BaseModel):
         raise KeyError("broken")
 
 
-class Silent(Exception):
+class SilentError(Exception):
     def __str__(self) -> str:
         raise ValueError("no text")
 
@@ -176,7 +176,7 @@ async def test_a_signal_without_a_text_has_one() -> None:
         raise Reject
 
     def odd(_: Any) -> None:
-        raise Reject(Silent())
+        raise Reject(SilentError())
 
     assert await run(silent) == Rejected("rejected by the handler")
     assert await run(odd) == Rejected("Reject, which has no text")

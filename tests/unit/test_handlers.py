@@ -1,7 +1,5 @@
 """Reading signatures: what a handler takes, and what cannot be one."""
 
-# ruff: noqa: ARG001  handlers here are read, not run
-
 import functools
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,10 +8,10 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
-from unit.rows import register
 
 from notifyq import App, ConfigurationError, Message, Retry
 from notifyq.handlers import seconds
+from unit.rows import register
 
 
 class Model(BaseModel):
@@ -145,7 +143,9 @@ def test_a_second_handler_of_a_queue_is_refused_and_both_are_named() -> None:
     @app.handler("mail")
     def first() -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"'mail' has the handler .*first already: .*second"):
+    with pytest.raises(
+        ConfigurationError, match=r"'mail' has the handler .*first already: .*second"
+    ):
 
         @app.handler("mail")
         def second() -> None: ...
@@ -191,5 +191,5 @@ def test_a_worker_for_a_queue_without_handler_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="there is no handler"):
         app.worker()
     app.handler("mail")(lambda: None)
-    with pytest.raises(ConfigurationError, match="no handler for queue 'post'.*mail"):
+    with pytest.raises(ConfigurationError, match=r"no handler for queue 'post'.*mail"):
         app.worker(queues=["post"])

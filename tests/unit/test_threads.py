@@ -5,8 +5,8 @@ import contextvars
 import threading
 
 import pytest
-from database import until
 
+from database import until
 from notifyq.threads import Threads
 
 
@@ -110,9 +110,10 @@ async def test_a_thread_that_cannot_start_leaves_nothing_behind(
         raise RuntimeError("can't start new thread")
 
     threads = Threads()
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="start new thread"):
+    with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        await threads.run(int)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            await threads.run(int)
     assert (threads.busy, threads.stuck) == (0, 0)
     assert await threads.run(int) == 0
     threads.close()

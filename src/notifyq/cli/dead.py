@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic_core import to_json
 
 from notifyq.archive import Archive
+from notifyq.cli.bookmark import Bookmark
 from notifyq.cli.common import (
     DsnOption,
+    IdsArgument,
     JsonOption,
     QueueOption,
     cell,
     err,
     instant,
-    message_fields,
+    message_json,
     open_database,
     out,
     pick,
-    print_json,
     print_rows,
     run,
 )
-from notifyq.cli.logs import LogFormat, configure_logging
+from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.cli.messages import LimitOption, show
 from notifyq.cli.worker import stop_signals
 from notifyq.deadletters import DeadLetters
@@ -38,6 +40,8 @@ from notifyq.sql import SYSTEM
 
 dead = typer.Typer(name="dead", help="Messages that did not succeed.", no_args_is_help=True)
 dead.command("show")(show)
+
+_HandOut = Callable[[ArchivedMessage], Coroutine[Any, Any, None]]
 
 MaybeIdsArgument = Annotated[
     list[int] | None,
@@ -79,7 +83,9 @@ def retry(
     since: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
     until: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All dead messages.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100_000, help="At most.")] = 1000,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=100_000, help="At most.")
+    ] = 1000,
     dsn: DsnOption = None,
 ) -> None:
     """Publish dead messages again, by id or by filter; each only once."""
@@ -144,6 +150,9 @@ def watch(
     async def watch_dead() -> None:
         async with open_database(dsn, retry_for=300) as database:
             bookmark = Bookmark(state, await database.value(SYSTEM), queue)
+            if bookmark.snapshot is None:
+                # Kept before the first look: what dies from now on is in it, however we end.
+                bookmark.move(await Archive(database).snapshot())
             letters = DeadLetters(database, queue=queue, seen=bookmark.snapshot, sink=log_sink)
             hand_out = _printer(as_json=as_json) if command is None else partial(_execute, command)
             watching = asyncio.create_task(_follow(letters, bookmark, hand_out))
@@ -161,11 +170,11 @@ async def _follow(letters: DeadLetters, bookmark: Bookmark, hand_out: _HandOut) 
         for message in batch:
             if bookmark.has(message.id):
                 continue
-            # Not broken off by a signal: a command that has begun ends, and is remembered.
             handing = asyncio.create_task(hand_out(message))
             try:
                 await asyncio.shield(handing)
             finally:
+                # The first signal lets a command that has begun come to its end.
                 await handing
                 bookmark.add(message.id)
         bookmark.move(seen)
@@ -191,14 +200,14 @@ async def _execute(command: str, message: ArchivedMessage) -> None:
         # A Ctrl-C in the terminal is for the watch, which waits for the command.
         start_new_session=True,
     )
-    await process.communicate(message_json(message).encode() + b"\n")
-    if process.returncode:
-        how = (
-            f"ended with exit code {process.returncode}"
-            if process.returncode > 0
-            else f"was ended by signal {-process.returncode}"
-        )
+    try:
+        await process.communicate(message_json(message).encode() + b"\n")
+    except asyncio.CancelledError:
+        os.killpg(process.pid, signal.SIGTERM)
+        raise
+    if code := process.returncode:
+        how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
         raise ConfigurationError(
-            f"the command for dead message {message.id} {how}: it is handed out again by the next "
-            "run with --state"
+            f"the command for dead message {message.id} {how}; "
+            "with --state the next run hands it out again"
         )

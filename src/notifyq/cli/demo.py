@@ -5,21 +5,31 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
+import shutil
 import sys
-from operator import attrgetter
+from datetime import timedelta
+from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import typer
-from rich.table import Table
 
-from notifyq.cli.common import DsnOption, JsonOption, cell, err, open_database, out, print_json, run
+from notifyq.cli.common import (
+    DsnOption,
+    JsonOption,
+    err,
+    given_dsn,
+    open_database,
+    out,
+    print_json,
+    print_table,
+    run,
+    span,
+)
 from notifyq.cli.progress import Progress
-from notifyq.config import dsn_from_environment
 from notifyq.database import connect
-from notifyq.demo.index import LIBRARY, Index
-from notifyq.demo.run import Outcome
-from notifyq.demo.run import run as run_demo
 from notifyq.embedded import development
 from notifyq.migrate import install
 from notifyq.model import Status
@@ -27,144 +37,168 @@ from notifyq.model import Status
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from notifyq.demo.run import Outcome
+
 
 def demo(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = min(
         os.cpu_count() or 1, 4
     ),
+    package: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only files of this package of the library, as json."),
+    ] = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Index the standard library of this Python, one message for each source file.
 
-    Without --dsn or NOTIFYQ_DSN a private PostgreSQL is started for it. Exit code 1: the archive
-    does not have each published message once.
+    Without --dsn or NOTIFYQ_DSN a private PostgreSQL is started for it. In a database of yours the
+    schema is installed first, if it is missing. Exit code 1: the archive does not have each
+    published message once.
     """
-    with _server(dsn) as (address, own):
-        outcome = run(_run(address, workers))
+    with _server(given_dsn(dsn)) as address:
+        outcome = run(_run(address, workers, package))
     if as_json:
         print_json(_facts(outcome))
     else:
-        _print(outcome, own=own)
+        _print(outcome)
+        _print_commands(outcome, dsn, own=given_dsn(dsn) is None)
     if not outcome.agrees:
-        err.print(
-            f"notifyq: {len(outcome.published)} published, but {len(outcome.archived)} archived"
-        )
+        err.print(f"notifyq: the sums disagree: {outcome.difference}")
         raise typer.Exit(1)
 
 
 @contextlib.contextmanager
-def _server(dsn: str | None) -> Iterator[tuple[str, bool]]:
-    given = dsn or dsn_from_environment()
+def _server(given: str | None) -> Iterator[str]:
     if given is not None:
-        yield given, False
+        yield given
         return
     server = development()
-    err.print(f"PostgreSQL: private server in {server.directory}")
+    err.print(f"starting a private PostgreSQL in {server.directory}")
     with server:
-        yield server.dsn, True
+        yield server.dsn
 
 
-async def _run(dsn: str, workers: int) -> Outcome:
+async def _run(dsn: str, workers: int, package: str | None) -> Outcome:
+    # Here, where a setting that is wrong can be told: the App of the demo reads them.
+    from notifyq.demo.index import LIBRARY
+    from notifyq.demo.run import Demo
+
     connection = await connect(dsn, name="notifyq demo")
     try:
         await install(connection)
     finally:
         await connection.close()
     async with open_database(dsn) as database:
-        err.print(f"indexing {LIBRARY} with {workers} worker processes")
+        what = LIBRARY / (package or "")
+        err.print(f"indexing the source files in {what} with {workers} worker processes")
         with Progress("indexing", total=None, unit="files") as progress:
-            return await run_demo(database, workers, progress.reach)
+            return await Demo(database, package).run(workers, progress.reach)
 
 
 def _facts(outcome: Outcome) -> dict[str, Any]:
+    done = len(outcome.archived)
     return {
         "published": len(outcome.published),
-        "archived": len(outcome.archived),
+        "archived": done,
         "agrees": outcome.agrees,
         "statuses": {status.value: outcome.counts[status] for status in Status},
         "seconds": outcome.seconds,
-        "messages_per_second": len(outcome.archived) / outcome.seconds,
+        "messages_per_second": done / outcome.seconds if outcome.seconds else 0,
         "wait_seconds": _percentiles(outcome.waits),
         "run_seconds": _percentiles(outcome.runs),
+        "largest": _largest(outcome),
+        "dead": [
+            {"id": message.id, "status": message.status, "details": message.details}
+            for message in outcome.dead
+        ],
     }
 
 
-def _percentiles(values: list[float]) -> dict[str, float]:
-    if len(values) < 2:
-        return {}
-    cuts = quantiles(values, n=100, method="inclusive")
+def _percentiles(values: list[float]) -> dict[str, float | None]:
+    if not values:
+        return {"p50": None, "p95": None, "p99": None}
+    cuts = quantiles([*values, *values[:1]], n=100, method="inclusive")
     return {"p50": cuts[49], "p95": cuts[94], "p99": cuts[98]}
 
 
-def _print(outcome: Outcome, *, own: bool) -> None:
+def _largest(outcome: Outcome) -> list[dict[str, Any]]:
+    results = [json.loads(m.result) for m in outcome.archived if m.result is not None]
+    indexes = [result for result in results if isinstance(result, dict)]
+    return sorted(indexes, key=lambda index: int(index["lines"]), reverse=True)[:5]
+
+
+def _print(outcome: Outcome) -> None:
     facts = _facts(outcome)
+    sums = "each once" if outcome.agrees else "which do not agree"
     out.print()
-    _table(
-        ["status", "messages"],
-        [*facts["statuses"].items(), ("published", facts["published"])],
-        numbers={1},
-    )
-    _table(
-        ["time", "p50", "p95", "p99"],
+    print_table(["status", "messages"], facts["statuses"].items(), numbers={1})
+    out.print(f"\n{facts['published']} published, {facts['archived']} archived, {sums}")
+    out.print(f"{facts['messages_per_second']:.0f} messages/s for {outcome.seconds:.1f} s\n")
+    print_table(
+        ["time", "p50", "p95", "p99", ""],
         [
-            (name, *(f"{value * 1000:,.0f} ms" for value in facts[f"{name}_seconds"].values()))
-            for name in ("wait", "run")
+            ("wait", *_spans(facts["wait_seconds"]), "in the queue: all are published at once"),
+            ("run", *_spans(facts["run_seconds"]), "from the claim to the archive"),
         ],
         numbers={1, 2, 3},
     )
-    out.print(
-        f"{facts['archived']} messages in {outcome.seconds:.1f} s: "
-        f"{facts['messages_per_second']:.0f} messages/s\n"
-    )
-    largest = sorted(_indexes(outcome), key=attrgetter("lines"), reverse=True)[:5]
-    _table(
+    out.print()
+    print_table(
         ["largest modules", "lines", "tokens", "functions", "classes", "imports"],
-        [tuple(index.model_dump().values()) for index in largest],
+        [list(index.values()) for index in facts["largest"]],
         numbers={1, 2, 3, 4, 5},
     )
-    dead = sorted(
-        (m for m in outcome.archived if m.status != Status.SUCCESS), key=attrgetter("status", "id")
-    )
-    _table(
-        ["dead", "status", "reason"],
-        [(m.id, m.status, cell(m.details)) for m in dead],
-        numbers={0},
-        fold={2},
-    )
-    command = sys.argv[0]
-    out.print("to look further:")
-    if own:
-        out.print(f"  {command} server start       # the same server, to stay")
-    for line, why in (
-        ("queues", "queues with their counts"),
-        ("dead ls", "dead messages"),
-        (f"show {dead[0].id if dead else outcome.published[0]}", "one message, with all of it"),
-        ("ls --finished", "what was done last"),
-    ):
-        out.print(f"  {command} {line:<18} # {why}")
-
-
-def _indexes(outcome: Outcome) -> list[Index]:
-    results = [json.loads(m.result) for m in outcome.archived if m.result is not None]
-    return [Index.model_validate(result) for result in results if isinstance(result, dict)]
-
-
-def _table(
-    names: list[str],
-    rows: list[Any],
-    *,
-    numbers: set[int],
-    fold: frozenset[int] | set[int] = frozenset(),
-) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for position, name in enumerate(names):
-        table.add_column(
-            name,
-            justify="right" if position in numbers else "left",
-            no_wrap=position not in fold,
-        )
-    for row in rows:
-        table.add_row(*(str(value) for value in row))
-    out.print(table)
     out.print()
+    print_table(
+        ["dead", "status", "reason"],
+        [list(message.values()) for message in facts["dead"]],
+        numbers={0},
+        folded={2},
+    )
+
+
+def _spans(percentiles: dict[str, float | None]) -> list[str]:
+    values = percentiles.values()
+    return ["" if value is None else span(timedelta(seconds=value)) for value in values]
+
+
+def _print_commands(outcome: Outcome, dsn: str | None, *, own: bool) -> None:
+    """Print commands to paste, which find the same database and show no password."""
+    dead = outcome.dead[0].id if outcome.dead else outcome.published[0]
+    lines = {
+        "queues": "queues with their counts",
+        "dead ls": "dead messages",
+        f"show {dead}": "one message, with all of it",
+        "ls --finished": "what was done last",
+    }
+    if own:
+        lines = {"server start": "the same server, to stay"} | lines
+    public, has_password = without_password(dsn or "")
+    out.print("\nto look further" + (", with PGPASSWORD set:" if has_password else ":"))
+    if dsn is not None:
+        out.print(f"  export NOTIFYQ_DSN={shlex.quote(public)}")
+    width = max(map(len, lines))
+    for line, why in lines.items():
+        out.print(f"  {_command()} {line:<{width}}  # {why}")
+
+
+def _command() -> str:
+    """How this program was started, as a shell would take it again."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m notifyq"
+    is_found = shutil.which(program.name) == str(program)
+    return program.name if is_found else shlex.quote(sys.argv[0])
+
+
+def without_password(dsn: str) -> tuple[str, bool]:
+    """The DSN without its password, and whether it had one."""
+    parts = urlsplit(dsn)
+    login, at, place = parts.netloc.rpartition("@")
+    user, colon, _ = login.partition(":")
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    kept = [(name, value) for name, value in options if name != "password"]
+    public = parts._replace(netloc=f"{user}{at}{place}", query=urlencode(kept))
+    return urlunsplit(public), bool(colon) or len(kept) < len(options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -102,7 +101,7 @@ def _prepare_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open(mode))
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  open to the end
         elif mode == "w":
             stream.reconfigure(errors="backslashreplace")
 

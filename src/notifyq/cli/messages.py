@@ -64,9 +64,7 @@ def ls(
     run(list_messages())
 
 
-def show(
-    message_id: IdArgument, dsn: DsnOption = None, as_json: JsonOption = False
-) -> None:
+def show(message_id: IdArgument, dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """Show one message, live or finished, with all there is to know."""
 
     async def show_message() -> None:

@@ -28,7 +28,8 @@ def worker(
         list[str] | None, typer.Option("--queue", "-q", help="Only this queue; may be repeated.")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-c", min=1, max=10_000, help="Handlers at the same time.")
+        int | None,
+        typer.Option("--concurrency", "-c", min=1, max=10_000, help="Handlers at the same time."),
     ] = None,
     grace: Annotated[
         Any,

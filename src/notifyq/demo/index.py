@@ -84,8 +84,10 @@ def index(path: str) -> Index:
                 type(node).__name__ for node in ast.walk(ast.parse(code, filename=path))
             )
         tokens = sum(1 for _ in tokenize.tokenize(io.BytesIO(code).readline))
-    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-        raise Reject(f"{path}: {type(error).__name__}: {error}") from error
+    except SyntaxError as error:
+        raise Reject(f"{path}, line {error.lineno}: {error.msg}") from error
+    except (UnicodeDecodeError, ValueError) as error:
+        raise Reject(f"{path}: {error}") from error
     return Index(
         path=path,
         lines=code.count(b"\n"),

@@ -8,16 +8,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from notifyq.admin import Admin
 from notifyq.archive import Archive
-from notifyq.demo.index import LIBRARY_QUEUE, MODULES, app, source_files
+from notifyq.demo.index import LIBRARY, LIBRARY_QUEUE, MODULES, app, source_files
 from notifyq.embedded.launch import Tie, launcher
-from notifyq.errors import NotifyqError
+from notifyq.errors import ConfigurationError, NotifyqError
+from notifyq.model import ArchivedMessage, Status
 from notifyq.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from notifyq.database import Database
-    from notifyq.model import ArchivedMessage
 
-_LOOK = 0.2
+_LOOK = 0.25
 """Seconds between two looks at how far the workers are."""
+_MOST = 10_000
+"""Live messages of a queue that one look can see."""
 
 
 class DemoError(NotifyqError):
@@ -41,7 +42,8 @@ class Outcome:
 
     published: list[int]
     archived: list[ArchivedMessage]
-    seconds: float
+    since: datetime
+    """When publishing began, by the clock of the database."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -49,9 +51,31 @@ class Outcome:
         return Counter(message.status for message in self.archived)
 
     @property
+    def dead(self) -> list[ArchivedMessage]:
+        """Messages that did not succeed."""
+        dead = [message for message in self.archived if message.status != Status.SUCCESS]
+        return sorted(dead, key=attrgetter("status", "id"))
+
+    @property
     def agrees(self) -> bool:
         """Whether every published message is archived, and once."""
         return sorted(message.id for message in self.archived) == sorted(self.published)
+
+    @property
+    def difference(self) -> str:
+        """What does not agree, in words."""
+        missing = sorted(set(self.published) - {message.id for message in self.archived})
+        named = ", ".join(map(str, missing[:10])) + (" and more" if missing[10:] else "")
+        return (
+            f"{len(self.published)} published, {len(self.archived)} archived; "
+            f"not in the archive: {named or 'none, but some are there twice'}"
+        )
+
+    @property
+    def seconds(self) -> float:
+        """How long it took until the last message was archived."""
+        last = max((message.archived_at for message in self.archived), default=self.since)
+        return (last - self.since).total_seconds()
 
     @property
     def waits(self) -> list[float]:
@@ -64,48 +88,59 @@ class Outcome:
         return [(m.archived_at - m.locked_at).total_seconds() for m in self.archived if m.locked_at]
 
 
-async def run(database: Database, workers: int, progress: Callable[[int, int], None]) -> Outcome:
-    """Index the standard library; `progress` is called with messages done and messages in all."""
-    app.dsn = database.dsn
-    async with app:
-        await app.create_queues()
-    began = time.monotonic()
-    since = await _now(database)
-    published = await _publish(Publisher(database))
-    async with _workers(database.dsn, workers) as processes:
-        while left := await _left(database):
-            progress(max(0, len(published) - left), len(published))
-            if all(process.poll() is not None for process in processes):
-                raise DemoError("all workers of the demo have ended before their work was done")
-            await asyncio.sleep(_LOOK)
-    seconds = time.monotonic() - began
-    progress(len(published), len(published))
-    mine = set(published)
-    archive = Archive(database)
-    archived = [
-        message
-        for queue in (MODULES, LIBRARY_QUEUE)
-        for message in await archive.finished(queue, quantity=100_000, since=since)
-        if message.id in mine
-    ]
-    return Outcome(published, archived, seconds)
+class Demo:
+    """Indexes the standard library, or one package of it, with worker processes."""
 
+    def __init__(self, database: Database, package: str | None = None) -> None:
+        self._database = database
+        self._archive = Archive(database)
+        folder = f"{package.replace('.', '/')}/" if package else ""
+        self._paths = [path for path in source_files() if path.startswith(folder)]
+        if not self._paths:
+            raise ConfigurationError(f"there is no package {package!r} in {LIBRARY}")
 
-async def _publish(publisher: Publisher) -> list[int]:
-    paths = [*source_files(), "no/such/module.py"]
-    ids = await publisher.publish_many(MODULES, [{"path": path} for path in paths])
-    return [*ids, await publisher.publish(LIBRARY_QUEUE, {"path": "."})]
+    async def run(self, workers: int, progress: Callable[[int, int], None]) -> Outcome:
+        """Publish, work, look; `progress` is told the messages done and the messages in all."""
+        app.dsn = self._database.dsn
+        async with app:
+            await app.create_queues()
+        since = await self._database.value("select clock_timestamp()")
+        published = await self._publish()
+        async with _workers(self._database.dsn, workers) as processes:
+            while left := await self._left(published):
+                progress(len(published) - left, len(published))
+                if all(process.poll() is not None for process in processes):
+                    raise DemoError("all workers of the demo have ended before their work was done")
+                await asyncio.sleep(_LOOK)
+        progress(len(published), len(published))
+        return Outcome(published, await self._archived(published, since), since)
 
+    async def _publish(self) -> list[int]:
+        """Publish the files, and three messages that end in the other ways."""
+        publisher = Publisher(self._database)
+        payloads = [{"path": path} for path in self._paths]
+        ids = await publisher.publish_many(
+            MODULES, [*payloads, {"path": "no/such/module.py"}, {"file": "no path in here"}]
+        )
+        return [*ids, await publisher.publish(LIBRARY_QUEUE, {"path": "."})]
 
-async def _now(database: Database) -> datetime:
-    moment: datetime = await database.value("select clock_timestamp()")
-    return moment
+    async def _left(self, published: list[int]) -> int:
+        """How many of these are live: another demo may be at work in the same queues."""
+        live = [
+            message.id
+            for queue in (MODULES, LIBRARY_QUEUE)
+            for message in await self._archive.live(queue, quantity=_MOST)
+        ]
+        return len(published) if len(live) >= _MOST else len(set(live) & set(published))
 
-
-async def _left(database: Database) -> int:
-    admin = Admin(database)
-    rows = [row for queue in (MODULES, LIBRARY_QUEUE) for row in await admin.queue_info(queue)]
-    return sum(row["waiting"] + row["scheduled"] + row["locked"] for row in rows)
+    async def _archived(self, published: list[int], since: datetime) -> list[ArchivedMessage]:
+        mine = set(published)
+        return [
+            message
+            for queue in (MODULES, LIBRARY_QUEUE)
+            for message in await self._archive.finished(queue, quantity=100_000, since=since)
+            if message.id in mine
+        ]
 
 
 @contextlib.asynccontextmanager

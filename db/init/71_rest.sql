@@ -1,0 +1,78 @@
+-- Rest: pause, resume and drop queues.
+--
+-- owns:    nothing
+-- writes:  messages.queue, messages.message (drop_queue)
+-- calls:   messages._queue, messages._publishing_key, messages.renotify
+-- raises:  NQ001 queue not found, NQ005 queue not empty
+
+create or replace function messages.drop_queue(name text, force boolean default false)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_queue messages.queue;
+  v_dropped bigint;
+begin
+  -- Waits for transactions that have published into this queue and are not over, see _published().
+  perform pg_advisory_xact_lock(messages._publishing_key(name));
+  v_queue := messages._queue(name);
+  if not force and exists (select from messages.message as m where m.queue = v_queue.name) then
+    raise exception using
+      errcode = 'NQ005',
+      message = format('queue %L still has messages', v_queue.name),
+      hint = 'finish or cancel them, or drop the queue with force => true: that deletes them';
+  end if;
+  delete from messages.message as m where m.queue = v_queue.name;
+  get diagnostics v_dropped = row_count;
+  delete from messages.queue as q where q.name = v_queue.name;
+  return v_dropped;
+end;
+$$;
+comment on function messages.drop_queue(text, boolean) is
+  'Drop a queue and return how many live messages were deleted with it. A queue that has messages '
+  'is dropped with force only, else NQ005. Its archived messages stay. Raises NQ001 for an unknown '
+  'queue.';
+
+create or replace function messages.pause_queue(name text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_queue messages.queue := messages._queue(name);
+begin
+  update messages.queue as q
+  set paused = true
+  where q.name = v_queue.name
+    and not q.paused;
+  return found;
+end;
+$$;
+comment on function messages.pause_queue(text) is
+  'Hand out no more messages of a queue; publishing goes on. False: it was paused already.';
+
+create or replace function messages.resume_queue(name text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_queue messages.queue := messages._queue(name);
+begin
+  update messages.queue as q
+  set paused = false
+  where q.name = v_queue.name
+    and q.paused;
+  if not found then
+    return false;
+  end if;
+  perform messages.renotify();
+  return true;
+end;
+$$;
+comment on function messages.resume_queue(text) is
+  'Hand out the messages of a paused queue again. False: it was not paused.';

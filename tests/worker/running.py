@@ -1,0 +1,88 @@
+"""Running workers in this process, and waiting for what they say."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from notifyq.events import Event, WorkerStarted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from database import Connection
+    from notifyq import App, Worker
+
+E = TypeVar("E", bound=Event)
+
+
+class Events:
+    """A sink that keeps all events and can be waited on."""
+
+    def __init__(self) -> None:
+        self.seen: list[Event] = []
+        self._news = asyncio.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.seen.append(event)
+        self._news.set()
+
+    def of(self, kind: type[E], **values: Any) -> list[E]:
+        """All events of a class so far whose fields have these values."""
+        return [
+            event
+            for event in self.seen
+            if isinstance(event, kind)
+            and all(getattr(event, name) == value for name, value in values.items())
+        ]
+
+    async def wait(
+        self, kind: type[E], quantity: int = 1, seconds: float = 20, **values: Any
+    ) -> list[E]:
+        """Wait until there are so many of them."""
+        async with asyncio.timeout(seconds):
+            while len(found := self.of(kind, **values)) < quantity:
+                self._news.clear()
+                await self._news.wait()
+        return found
+
+
+@asynccontextmanager
+async def working(
+    app: App, events: Events | None = None, *, seconds: float = 20, **settings: Any
+) -> AsyncIterator[Worker]:
+    """Run a worker that listens, and stop it at the end; polling comes too late to help it."""
+    events = events or Events()
+    worker = app.worker(sink=events, **{"poll": 60, "grace": 5, "upkeep": 60} | settings)
+    task = asyncio.create_task(app.work(worker))
+    started = asyncio.create_task(events.wait(WorkerStarted, worker=worker.name))
+    await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        started.cancel()
+        await asyncio.wait({started})
+        await task
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        await asyncio.wait_for(task, seconds)
+
+
+async def statuses(connection: Connection, queue: str | None = None) -> dict[str, int]:
+    """How many messages the archive has by status."""
+    rows = await connection.fetch(
+        "select status::text, count(*) from messages.message_archive "
+        "where $1::text is null or queue = $1 group by status",
+        queue,
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+async def doubles(connection: Connection) -> int:
+    """How many ids the archive has more than once."""
+    count: int = await connection.fetchval(
+        "select count(*) from "
+        "(select from messages.message_archive group by id having count(*) > 1) as d"
+    )
+    return count
