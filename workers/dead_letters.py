@@ -32,15 +32,12 @@ async def treat(message: ArchivedMessage) -> None:
         log.warning("%s: %d %s: %s", message.queue, message.id, message.status, message.details)
 
 
-async def follow(poll: float = 5) -> None:
+async def follow() -> None:
     """Treat every message that dies from now on."""
-    seen = await app.archive.snapshot()
-    while True:
-        # By snapshot and not by id or time: no message that is committed late is missed.
-        seen, dead = await app.archive.dead_since(seen)
+    # Woken by the bell on dead_message; read by snapshot, so that none is missed or comes twice.
+    async for dead, _seen in app.dead_letters().batches():
         for message in dead:
             await treat(message)
-        await asyncio.sleep(poll)
 
 
 if __name__ == "__main__":

@@ -161,6 +161,8 @@ begin
   select d.*
   from messages.dead_message as d
   where d.xid >= pg_snapshot_xmin(dead_since.seen)
+    -- Restored from a dump into a younger cluster a row has a number that is still to come.
+    and d.xid < pg_snapshot_xmax(pg_current_snapshot())
     and not pg_visible_in_snapshot(d.xid, dead_since.seen)
     and (dead_since.queue is null or d.queue = dead_since.queue)
   order by d.archived_at, d.id;

@@ -1,4 +1,4 @@
--- Rest: pause, resume and drop queues.
+-- Pause and drop: stop a queue for a while, or for good.
 --
 -- owns:    nothing
 -- writes:  messages.queue, messages.message (drop_queue)

@@ -78,6 +78,8 @@ begin
     messages.stage_due(integer),
     messages.renotify(),
     messages.maintain(),
+    -- A finish whose answer was lost is looked for in the archive.
+    messages.archive_find(bigint),
     messages.queue_info(text)
     to notifyq_worker, notifyq_admin;
 

@@ -5,6 +5,7 @@ archive. The behaviour is that of the SQL functions in schema `messages`; this p
 """
 
 from notifyq.app import App
+from notifyq.deadletters import DeadLetters
 from notifyq.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -12,7 +13,6 @@ from notifyq.errors import (
     DatabaseUnavailableError,
     IncompleteInstallError,
     InvalidArgumentError,
-    LockLostError,
     NotifyqError,
     OutdatedSchemaError,
     QueueNotEmptyError,
@@ -25,6 +25,7 @@ from notifyq.errors import (
 )
 from notifyq.handlers import Handler, Reject, Retry
 from notifyq.model import ArchivedMessage, Message, State, Status
+from notifyq.publisher import Json
 from notifyq.worker import Worker
 
 __version__ = "0.1.0"
@@ -36,10 +37,11 @@ __all__ = [
     "ConfigurationError",
     "DatabaseError",
     "DatabaseUnavailableError",
+    "DeadLetters",
     "Handler",
     "IncompleteInstallError",
     "InvalidArgumentError",
-    "LockLostError",
+    "Json",
     "Message",
     "NotifyqError",
     "OutdatedSchemaError",

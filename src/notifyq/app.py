@@ -8,13 +8,15 @@ from notifyq.admin import Admin, Policy
 from notifyq.archive import Archive
 from notifyq.config import DatabaseSettings, WorkerSettings, dsn_from_environment
 from notifyq.database import Database
+from notifyq.deadletters import DeadLetters
 from notifyq.errors import ConfigurationError
+from notifyq.events import log_sink
 from notifyq.handlers import Handler, P, R, Registry, make_handler, seconds
-from notifyq.publisher import Publisher
+from notifyq.publisher import Json, Publisher
 from notifyq.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import AsyncIterable, Callable, Iterable, Sequence
     from datetime import timedelta
 
     from notifyq.events import Sink
@@ -128,6 +130,16 @@ class App:
     async def publish_many(self, queue: str, payloads: Iterable[Any], **options: Any) -> list[int]:
         """Publish many; return their ids. The options are those of `Publisher.publish_many`."""
         return await Publisher(self.database).publish_many(queue, payloads, **options)
+
+    async def copy(self, queue: str, messages: AsyncIterable[Json], **options: Any) -> int:
+        """Publish a stream of JSON texts by COPY, all or none; options as for `Publisher.copy`."""
+        return await Publisher(self.database).copy(queue, messages, **options)
+
+    def dead_letters(
+        self, queue: str | None = None, *, seen: str | None = None, sink: Sink = log_sink
+    ) -> DeadLetters:
+        """Follow messages as they die, from the snapshot `seen` on; None begins now."""
+        return DeadLetters(self.database, queue=queue, seen=seen, sink=sink)
 
     async def create_queues(self, queues: Sequence[str] = ()) -> list[str]:
         """Create the queues of the handlers where they are missing; return those that were."""

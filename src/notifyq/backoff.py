@@ -26,7 +26,6 @@ _PASSING = (
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
     asyncpg.InsufficientResourcesError,
-    asyncpg.TargetServerAttributeNotMatched,
     asyncpg.DatabaseDroppedError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.IdleSessionTimeoutError,
@@ -37,12 +36,21 @@ _PASSING = (
     ConnectionError,
     TimeoutError,
     OSError,
+    # None of the hosts is the one that was asked for, or the driver lost its way on a connection
+    # that broke at a bad moment; it throws that one away.
+    asyncpg.InternalClientError,
 )
 
 
 def is_lost(error: BaseException) -> bool:
     """Whether the connection is gone, as opposed to a server that answers, but not this call."""
-    return isinstance(error, asyncpg.PostgresConnectionError | asyncpg.InterfaceError | OSError)
+    return isinstance(
+        error,
+        asyncpg.PostgresConnectionError
+        | asyncpg.InterfaceError
+        | asyncpg.InternalClientError
+        | OSError,
+    )
 
 
 def is_passing(error: BaseException) -> bool:

@@ -9,7 +9,6 @@ NotifyqError
 │  ├─ SchemaMissingError
 │  ├─ SchemaTooOldError
 │  └─ SchemaTooNewError
-├─ LockLostError                    the lock is another worker's, or nobody's
 └─ DatabaseError (asyncpg.PostgresError)     raised by the functions in schema messages
    ├─ QueueNotFoundError     NQ001
    ├─ InvalidArgumentError   NQ003
@@ -58,10 +57,6 @@ class SchemaTooOldError(SchemaError):
 
 class SchemaTooNewError(SchemaError):
     """The schema is newer than this version knows."""
-
-
-class LockLostError(NotifyqError):
-    """The lock of a message ended before its handler did; the outcome was dropped."""
 
 
 class DatabaseError(NotifyqError, asyncpg.PostgresError):

@@ -113,6 +113,9 @@ class Inbox:
             self._flushing.cancel()
             with suppress(asyncio.CancelledError):
                 await self._flushing
+        for finish in self._pending:
+            finish.held.cancel()
+        self._pending.clear()
 
     async def release_orphans(self, known: Sequence[int]) -> int:
         """Release what this worker locked without learning of it; return how many."""
@@ -157,9 +160,8 @@ class Inbox:
                 await self._finish_batch(batch)
         finally:
             # Only where this was cancelled does anybody wait still.
-            for finish in [*batch, *self._pending]:
+            for finish in batch:
                 finish.held.cancel()
-            self._pending.clear()
             self._flushing = None
 
     async def _finish_batch(self, batch: list[_Finish]) -> None:

@@ -10,6 +10,7 @@ select messages.publish(
   queue => $1, message => $2::jsonb, priority => $3, delay => $4, available_at => $5, type => $6,
   headers => $7::jsonb, dedup_key => $8)
 """
+NOW = "select clock_timestamp()"
 LATER = "select clock_timestamp() + $1::interval"
 PUBLISH_MANY = """
 select messages.publish_many(

@@ -142,7 +142,7 @@ async def test_dead_letters_gives_a_crash_one_more_chance(
 async def test_dead_letters_follows_until_it_is_stopped(load: Any, connection: Connection) -> None:
     dead_letters = load("dead_letters")
     # It begins with what dies from now on, so the first look must be over.
-    following = asyncio.create_task(dead_letters.follow(poll=0.01))
+    following = asyncio.create_task(dead_letters.follow())
     try:
 
         async def has_retried() -> bool:

@@ -50,7 +50,7 @@ WHERE = "postgresql://u:***@db.example:5432/shop"
         (
             asyncpg.TargetServerAttributeNotMatched("read-only"),
             DatabaseUnavailableError,
-            "try again later",
+            "is the server running",
         ),
         (asyncpg.QueryCanceledError("canceled"), DatabaseUnavailableError, "try again later"),
         (asyncpg.TooManyConnectionsError("full"), DatabaseUnavailableError, "try again later"),
@@ -106,6 +106,7 @@ def test_an_error_that_only_the_caller_understands_is_left_alone(error: Exceptio
         asyncpg.OutOfMemoryError("x"),
         asyncpg.ReadOnlySQLTransactionError("x"),
         asyncpg.TargetServerAttributeNotMatched("x"),
+        asyncpg.InternalClientError("another operation is in progress"),
         asyncpg.SerializationError("x"),
         asyncpg.DeadlockDetectedError("x"),
         asyncpg.LockNotAvailableError("x"),

@@ -28,7 +28,7 @@ class Events:
         self.seen.append(event)
         self._news.set()
 
-    def of(self, kind: type[E], **values: Any) -> list[E]:
+    def of(self, kind: type[E], /, **values: Any) -> list[E]:
         """All events of a class so far whose fields have these values."""
         return [
             event
@@ -38,11 +38,11 @@ class Events:
         ]
 
     async def wait(
-        self, kind: type[E], quantity: int = 1, seconds: float = 20, **values: Any
+        self, kind: type[E], least: int = 1, /, *, seconds: float = 20, **values: Any
     ) -> list[E]:
         """Wait until there are so many of them."""
         async with asyncio.timeout(seconds):
-            while len(found := self.of(kind, **values)) < quantity:
+            while len(found := self.of(kind, **values)) < least:
                 self._news.clear()
                 await self._news.wait()
         return found

@@ -8,11 +8,11 @@ import sys
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic_core import to_json
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -29,8 +29,18 @@ T = TypeVar("T")
 _WIDE = 240
 _MOST = 1000
 """Characters in a cell of a table; a payload may have millions."""
-# What is printed comes from anywhere: brackets are not markup, and :dog: is not an animal.
-_Console = partial(Console, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+class _Console(Console):
+    """Prints texts as they are: brackets are not markup, and :dog: is not an animal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False, **options)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # which the command line handles, wherever it comes from
+
+
 out = _Console(width=None if sys.stdout and sys.stdout.isatty() else _WIDE)
 err = _Console(stderr=True)
 
@@ -132,12 +142,14 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) 
     if not rows:
         out.print(empty)
         return
+    names = list(rows[0])
     numbers = {
         place
         for place, value in enumerate(rows[0].values())
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    print_table(list(rows[0]), [list(row.values()) for row in rows], numbers=numbers)
+    cut = {place for place, name in enumerate(names) if name in {"details", "message"}}
+    print_table(names, [list(row.values()) for row in rows], numbers=numbers, cut=cut)
 
 
 def print_table(
@@ -145,9 +157,17 @@ def print_table(
     rows: Iterable[Sequence[Any]],
     *,
     numbers: Collection[int] = (),
+    cut: Collection[int] = (),
     folded: Collection[int] = (),
 ) -> None:
-    """Print a table; columns by place: those of numbers, and those that may take many lines."""
+    """Print a table.
+
+    Columns by place: `numbers` go to the right, those to `cut` take the width that the others
+    leave, `folded` ones take more lines.
+    """
+    cells = [[cell(value) for value in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
+    taken = sum(width + 2 for place, width in enumerate(widths) if place not in cut)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, name in enumerate(names):
         table.add_column(
@@ -155,9 +175,10 @@ def print_table(
             justify="right" if place in numbers else "left",
             no_wrap=place not in folded,
             overflow="fold" if place in folded else "ellipsis",
+            max_width=max(10, (out.width - taken) // len(cut) - 2) if place in cut else None,
         )
-    for row in rows:
-        table.add_row(*(cell(value) for value in row))
+    for row in cells:
+        table.add_row(*row)
     out.print(table)
 
 
@@ -166,7 +187,7 @@ def cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, datetime):
-        return _local(value).strftime("%Y-%m-%d %H:%M:%S")
+        return when(value)
     if isinstance(value, timedelta):
         return span(value)
     if isinstance(value, bool):
@@ -177,15 +198,20 @@ def cell(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """One line without what could steer a terminal: texts come from anywhere."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    """A text without what could steer a terminal: texts come from anywhere."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _local(value: datetime) -> datetime:
+def when(value: datetime, *, full: bool = False) -> str:
+    """An instant in local time; unless in full, the date is left out where it is today's."""
     try:
-        return value.astimezone()
+        local = value.astimezone()
     except OverflowError:  # infinity, which is the last instant there is
-        return value
+        return "never"
+    if full:
+        return local.strftime("%Y-%m-%d %H:%M:%S %z")
+    is_today = local.date() == datetime.now().astimezone().date()
+    return local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
 
 
 def span(value: timedelta) -> str:

@@ -28,6 +28,7 @@ from notifyq.cli.common import (
     pick,
     print_rows,
     run,
+    when,
 )
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.cli.messages import LimitOption, show
@@ -67,7 +68,7 @@ def ls(
             for message in found:
                 typer.echo(message_json(message))
             return
-        names = ("id", "queue", "status", "attempts", "archived_at", "details")
+        names = ("id", "queue", "status", "archived_at", "details")
         print_rows([pick(m, names) for m in found], as_json=False, empty="no dead messages")
         if total > len(found):
             out.print(f"{total - len(found)} more: use --limit")
@@ -186,7 +187,7 @@ def _printer(*, as_json: bool) -> _HandOut:
             typer.echo(message_json(message))
         else:
             out.print(
-                f"{cell(message.archived_at)} {message.queue} {message.id} "
+                f"{when(message.archived_at, full=True)} {message.queue} {message.id} "
                 f"{message.status}: {cell(message.details)}"
             )
 

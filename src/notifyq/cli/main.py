@@ -133,9 +133,12 @@ def _run(args: list[str]) -> int:
             raise typer.BadParameter(f"the argument {arg!r} is not text in UTF-8")
     command = typer.main.get_command(app)
     try:
-        return int(command.main(args, prog_name="notifyq", standalone_mode=False) or 0)
+        with command.make_context("notifyq", args) as context:
+            command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code
+    else:
+        return 0
     finally:
         sys.stdout.flush()  # here, where an error can still be told
 
@@ -163,14 +166,20 @@ def _text(error: Exception) -> str:
             # What it logged follows on lines of its own.
             return str(error)
         case DatabaseError():
-            return printable(": ".join(filter(None, (error.args[0], error.hint))))
+            return _one_line(": ".join(filter(None, (error.args[0], error.hint))))
         case asyncpg.PostgresError(detail=str(detail)):
-            return printable(f"the server says: {error.args[0]}: {detail}")
+            return _one_line(f"the server says: {error.args[0]}: {detail}")
         case asyncpg.PostgresError():
-            return printable(f"the server says: {error.args[0]}")
+            return _one_line(f"the server says: {error.args[0]}")
+        case OSError(strerror=str(reason)):
+            return _one_line(": ".join(map(str, filter(None, (error.filename, reason)))))
         case NotifyqError() | OSError() | asyncpg.DataError():
-            return printable(str(error))
+            return _one_line(str(error))
         case _:
-            return printable(
+            return _one_line(
                 f"{type(error).__name__}: {error} (this should not happen: --debug tells where)"
             )
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))

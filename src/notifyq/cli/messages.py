@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ from notifyq.cli.common import (
     print_rows,
     printable,
     run,
+    when,
 )
 from notifyq.model import ArchivedMessage, Message, State, Status
 
@@ -51,7 +53,7 @@ def ls(
             names: tuple[str, ...]
             if finished or status is not None:
                 found = await archive.finished(queue, status, limit)
-                names = ("id", "queue", "status", "attempts", "archived_at", "details", "message")
+                names = ("id", "queue", "status", "archived_at", "details", "message")
             else:
                 found = await archive.live(queue, state, limit)
                 names = ("id", "queue", "state", "attempts", "available_at", "message")
@@ -101,6 +103,8 @@ def cancel(ids: IdsArgument, dsn: DsnOption = None) -> None:
 
 def _whole(value: Any) -> str:
     """Text of a value, with all its lines."""
+    if isinstance(value, datetime):
+        return when(value, full=True)
     lines = value.splitlines() if isinstance(value, str) else [cell(value)]
     return ("\n" + " " * 16).join(printable(line) for line in lines)
 

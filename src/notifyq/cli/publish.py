@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
 import stat
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +20,9 @@ from notifyq.publisher import Json, Publisher, check_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+_BATCH = 65536
+"""Bytes of input between two looks at signals."""
 
 
 def publish(
@@ -57,8 +61,7 @@ def publish(
     if message == "-":
         if dedup_key is not None:
             raise typer.BadParameter("--dedup-key is for a single message")
-        with _interruptible():
-            run(_publish_lines(dsn, queue, options))
+        run(_publish_lines(dsn, queue, options))
         return
     try:
         check_json(message)
@@ -77,20 +80,6 @@ def publish(
     run(publish_one())
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C end a wait for input at once: asyncio would take note of it and wait on."""
-
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 async def _publish_lines(dsn: str | None, queue: str, options: dict[str, Any]) -> None:
     if sys.stdin.isatty():
         err.print("one message a line, as JSON; Ctrl-D publishes them, Ctrl-C none")
@@ -98,23 +87,53 @@ async def _publish_lines(dsn: str | None, queue: str, options: dict[str, Any]) -
     size = info.st_size if stat.S_ISREG(info.st_mode) else None
     with Progress("publishing", total=size, unit="B") as progress:
 
-        async def lines() -> AsyncIterator[Json]:
-            for number, line in enumerate(sys.stdin.buffer, start=1):
+        async def messages() -> AsyncIterator[Json]:
+            number = 0
+            async for line in _lines():
+                number += 1
                 progress.advance(len(line))
-                try:
-                    text = line.decode().strip()
-                    if not text:
-                        continue
-                    check_json(text)
-                except ValueError as error:
-                    raise ConfigurationError(
-                        f"line {number} is not JSON: {error}; nothing was published"
-                    ) from error
-                yield Json(text)
+                if not line.isspace():
+                    yield _message(line, number)
 
         async with open_database(dsn, command_timeout=86400) as database:
-            published = await Publisher(database).copy(queue, lines(), **options)
+            published = await Publisher(database).copy(queue, messages(), **options)
     out.print(f"{published} published")
+
+
+def _message(line: bytes, number: int) -> Json:
+    try:
+        text = line.decode().strip()
+        check_json(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"line {number} is not JSON: {error}; nothing was published"
+        ) from error
+    return Json(text)
+
+
+async def _lines() -> AsyncIterator[bytes]:
+    """Lines of standard input, read many at a time."""
+    while True:
+        # A Ctrl-C during the lines before has its effect here.
+        await asyncio.sleep(0)
+        with _interruptible():
+            lines = sys.stdin.buffer.readlines(_BATCH)
+        if not lines:
+            return
+        for line in lines:
+            yield line
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end a read: asyncio would take note of it, and the read go on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise asyncio.CancelledError from stop
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _headers(pairs: list[str]) -> dict[str, Any] | None:

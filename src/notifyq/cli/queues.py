@@ -20,11 +20,10 @@ from notifyq.cli.common import (
 
 queues = typer.Typer(name="queues", help="List, create, change, pause and drop queues.")
 
-# What fits a terminal; --json has the whole policy.
-_COLUMNS = (
-    *("queue", "waiting", "scheduled", "locked", "expired"),
-    *("oldest_waiting_at", "lock_timeout", "max_attempts", "paused"),
-)
+# --json has the whole policy.
+_COLUMNS = ("queue", "waiting", "scheduled", "locked", "expired", "oldest_waiting_at", "paused")
+_POLICY = ("lock_timeout", "max_attempts")
+_WIDE = 110
 
 
 class Bell(enum.StrEnum):
@@ -62,8 +61,9 @@ def ls(context: typer.Context, dsn: DsnOption = None, as_json: JsonOption = Fals
     async def list_queues() -> None:
         async with open_database(dsn) as database:
             rows = [dict(row) for row in await Admin(database).queue_info()]
-        shown = rows if as_json else [{name: row[name] for name in _COLUMNS} for row in rows]
-        print_rows(shown, as_json=as_json, empty="no queues")
+        names = _COLUMNS + (_POLICY if out.width >= _WIDE else ())
+        shown = [{name.removesuffix("_waiting_at"): row[name] for name in names} for row in rows]
+        print_rows(rows if as_json else shown, as_json=as_json, empty="no queues")
 
     run(list_queues())
 

@@ -1,0 +1,52 @@
+"""Runs the command line as often as asked, each time in a process of its own.
+
+The program is imported once and forked: starting Python for each of a hundred commands would take
+a minute. Requests and answers are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from notifyq.cli.main import main
+
+
+def _command(request: dict[str, Any]) -> int:
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    os.chdir(request["folder"])
+    files = Path(request["files"])
+    os.dup2(os.open(files / "in", os.O_RDONLY), 0)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(files / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+    sys.argv = ["notifyq", *map(os.fsdecode, map(bytes.fromhex, request["args"]))]
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _serve() -> None:
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            code = _command(json.loads(line))
+            sys.stdout.flush()
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

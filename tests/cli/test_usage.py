@@ -1,0 +1,134 @@
+"""What is wrong on the command line itself: exit code 2, one line, and the way to help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notifyq import __version__
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.programs import Notifyq
+
+WRONG: list[tuple[tuple[str | bytes, ...], str]] = [
+    (("nosuch",), "No such command 'nosuch'"),
+    (("ping", "more"), "extra argument"),
+    (("ping", "--dsn"), "requires an argument"),
+    (("ping", "--dsn", ""), "--dsn is empty"),
+    (("show", "x"), "'ID'"),
+    (("show", "0"), "greater than or equal to 1"),
+    (("show", "9223372036854775808"), "less than or equal to 9223372036854775807"),
+    (("cancel",), "Missing argument 'ID...'"),
+    (("cancel", "9223372036854775808"), "'ID...'"),
+    (("dead", "delete"), "Missing argument"),
+    (("dead", "delete", "1", "0"), "'ID...'"),
+    (("dead", "retry"), "give ids, or a filter, or --all"),
+    (("dead", "retry", "1", "--all"), "give ids, or a filter, or --all"),
+    (("dead", "retry", "9223372036854775808"), "'ID...'"),
+    (("dead", "retry", "--all", "-n", "100001"), "'--limit'"),
+    (("dead", "retry", "--since", "yesterday"), "'yesterday' is not an instant"),
+    (("dead", "retry", "--status", "lost"), "is not one of"),
+    (("ls", "--state", "gone"), "'gone' is not one of 'waiting', 'scheduled', 'locked'"),
+    (("ls", "--state", "waiting", "--finished"), "--state is for live messages"),
+    (("ls", "-n", "0"), "'--limit'"),
+    (("ls", "-n", "10001"), "'--limit'"),
+    (("ls", "-q", b"caf\xe9"), "is not text in UTF-8"),
+    (("queues", "create"), "Missing argument"),
+    (("queues", "create", "q", "--max-attempts", "0"), "'--max-attempts'"),
+    (("queues", "create", "q", "--max-attempts", "1001"), "'--max-attempts'"),
+    (("queues", "create", "q", "--bell", "loud"), "'loud' is not one of 'always', 'off'"),
+    (("queues", "create", "q", "--retention", "1x"), "'1x' is not a duration"),
+    (("queues", "create", "q", "--backoff", "-5s"), "'-5s' is not a duration"),
+    (("queues", "alter", "q", "--lock-timeout", "9" * 20 + "d"), "is longer than 365000d"),
+    (("publish", "q", "1", "--priority", "2147483648"), "'--priority'"),
+    (("publish", "q", "1", "--delay", "soon"), "'soon' is not a duration"),
+    (("publish", "q", "1", "--delay", ""), "'' is not a duration"),
+    (("publish", "q", "1", "--at", "9999-12-31"), "is after the year 9998"),
+    (("publish", "q", "1", "--at", "0001-01-01"), "is not an instant"),
+    (("publish", "q", "1", "--at", "2030-01-01", "--delay", "1s"), "exclude each other"),
+    (("publish", "q", "-", "--at", "2030-01-01", "--delay", "1s"), "exclude each other"),
+    (("publish", "q", "-", "--dedup-key", "k"), "--dedup-key is for a single message"),
+    (("publish", "q", "1", "--header", "name"), "'name' is not NAME=VALUE"),
+    (("publish", "q", "1", "--header", "=1"), "is not NAME=VALUE"),
+    (("publish", "q", "1", "--header", "a=NaN"), "--header a: NaN is not JSON"),
+    (("publish", "q", "1", "--header", r'a="\u0000"'), r"\u0000"),
+    (("publish", "q", b'"\xff"'), "is not text in UTF-8"),
+    (("worker",), "Missing argument 'MODULE:APP'"),
+    (("worker", "app"), "'app' is not MODULE:APP"),
+    (("worker", "billing:"), "is not MODULE:APP"),
+    (("worker", ":app"), "is not MODULE:APP"),
+    (("worker", ".billing:app"), "is not MODULE:APP"),
+    (("worker", "../billing:app"), "is not MODULE:APP"),
+    (("worker", "billing.py:app"), "is not MODULE:APP"),
+    (("worker", "m:a", "-c", "0"), "'--concurrency'"),
+    (("worker", "m:a", "-c", "10001"), "'--concurrency'"),
+    (("worker", "m:a", "--grace", "long"), "'long' is not a duration"),
+    (("worker", "m:a", "--log-level", "loud"), "is not one of 'debug', 'info'"),
+    (("worker", "m:a", "--log-format", "xml"), "'xml' is not one of 'text', 'json'"),
+    (("demo", "--workers", "0"), "'--workers'"),
+    (("demo", "--dsn", ""), "--dsn is empty"),
+]
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    WRONG,
+    ids=[
+        str(b" ".join(arg if isinstance(arg, bytes) else arg.encode() for arg in args))[2:-1][:50]
+        for args, _ in WRONG
+    ],
+)
+def test_wrong_usage_is_told_before_any_connection(
+    anywhere: Notifyq, args: tuple[str | bytes, ...], why: str
+) -> None:
+    line = anywhere.refused(*args, code=2, env={"NOTIFYQ_DSN": "postgresql://127.0.0.1:1/x"})
+    assert why in line
+    assert "--help` tells more)" in line
+
+
+@pytest.mark.parametrize("args", [(), ("dead",), ("server",)])
+def test_command_without_its_command_prints_help(anywhere: Notifyq, args: tuple[str, ...]) -> None:
+    result = anywhere(*args)
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("Usage: notifyq")
+    assert "Commands:" in result.err
+
+
+def test_version_is_printed(anywhere: Notifyq) -> None:
+    assert anywhere.good("--version").out == f"notifyq {__version__}\n"
+
+
+def test_every_command_has_help_of_80_columns(anywhere: Notifyq) -> None:
+    pending = [()]
+    seen = 0
+    while pending:
+        args: tuple[str, ...] = pending.pop()
+        text = anywhere.good(*args, "--help", env={"COLUMNS": "80"}).out
+        assert text.startswith(f"Usage: {' '.join(['notifyq', *args])}")
+        assert max(map(len, text.splitlines())) <= 80
+        seen += 1
+        if "Commands:" in text:
+            lines = text.split("Commands:\n")[1].splitlines()
+            pending += [(*args, line.split()[0]) for line in lines if line[2:3].strip()]
+    assert seen > 25
+
+
+def test_setting_that_is_wrong_is_named(anywhere: Notifyq, tmp_path: Path) -> None:
+    for name, value in (
+        ("POOL_SIZE", "many"),
+        ("POOL_SIZE", "0"),
+        ("CONNECT_TIMEOUT", "soon"),
+        ("COMMAND_TIMEOUT", "0"),
+    ):
+        env = {"NOTIFYQ_DSN": "postgresql://127.0.0.1:1/x", f"NOTIFYQ_{name}": value}
+        for args in (("ping",), ("ls",), ("demo",)):
+            assert f"setting {name.lower()}: " in anywhere.refused(*args, env=env)
+
+
+def test_no_database_at_all_is_told_with_the_three_ways_to_have_one(anywhere: Notifyq) -> None:
+    line = anywhere.refused("queues", env={"NOTIFYQ_DSN": ""})
+    assert all(way in line for way in ("--dsn", "NOTIFYQ_DSN", "`notifyq server start`"))

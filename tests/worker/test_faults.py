@@ -1,0 +1,458 @@
+"""Lost answers, cut connections, restarts, odd settings: every message ends once, and once only."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from database import Connection, install, open_session, publish, rows, session, until, value
+from notifyq import App, DatabaseUnavailableError, Message
+from notifyq.embedded import Server
+from notifyq.events import (
+    ListenerConnected,
+    ListenerLost,
+    LockLost,
+    MessageFinished,
+    OrphansReleased,
+)
+from notifyq.inbox import Inbox
+from notifyq.model import Failed, Success
+from notifyq.publisher import Json, Publisher
+from worker.proxy import Proxy
+from worker.running import Events, doubles, statuses, working
+
+
+async def end_sessions(connection: Connection, name: str = "notifyq%") -> int:
+    """Terminate the sessions of workers, as an administrator would."""
+    ended: int = await connection.fetchval(
+        "select count(pg_terminate_backend(pid)) from pg_stat_activity "
+        "where application_name like $1 and datname = current_database() "
+        "and pid <> pg_backend_pid()",
+        name,
+    )
+    return ended
+
+
+async def test_a_message_published_while_the_listener_is_away_is_handled_when_it_is_back(
+    app: App, events: Events, connection: Connection
+) -> None:
+    app.handler("q")(lambda: None)
+    async with working(app, events):
+        async with connection.transaction():
+            # Both in one transaction: the message exists when the session is gone.
+            await publish(connection, 1, "q")
+            assert await end_sessions(connection, "notifyq worker") == 1
+        ended = time.monotonic()
+        await events.wait(MessageFinished)
+        assert time.monotonic() - ended < 5  # and polling comes after 60
+        await events.wait(ListenerConnected, again=True)
+        await publish(connection, 1, "q")
+        await events.wait(MessageFinished, 2)
+    assert len(events.of(ListenerLost)) == 1
+
+
+async def test_all_sessions_may_be_ended_at_any_time(
+    app: App, events: Events, connection: Connection
+) -> None:
+    @app.handler("q", max_attempts=20)
+    async def handle(n: int) -> int:
+        await asyncio.sleep(0.01)
+        return n
+
+    async with working(app, events, concurrency=10, poll=0.2):
+        for _ in range(5):
+            await publish(connection, 100, "q")
+            await events.wait(MessageFinished, len(events.of(MessageFinished)) + 20)
+            assert await end_sessions(connection) >= 2
+
+        async def is_done() -> bool:
+            return (await statuses(connection)) == {"success": 500}
+
+        await until(is_done, "all are archived as success", 20)
+    assert await doubles(connection) == 0
+
+
+async def test_an_answer_to_a_claim_that_is_lost_leaves_no_orphans(
+    database: str, events: Events, connection: Connection
+) -> None:
+    async with Proxy(database) as proxy:
+        app = App(proxy.dsn, retry_for=20)
+        app.handler("q", lock_timeout=600)(lambda text: text)
+        async with working(app, events, concurrency=5):
+            proxy.lose_answer_with(b"the marked message")
+            await value(
+                connection, "publish_many", queue="q", messages=["a", "the marked message", "b"]
+            )
+            await events.wait(OrphansReleased, quantity=3)
+            await events.wait(MessageFinished, 3, status="success")
+            assert proxy.lost.is_set()
+        # The lost claim has cost no attempt.
+        attempts = await connection.fetch("select attempts from messages.message_archive")
+        assert [row[0] for row in attempts] == [1, 1, 1]
+
+
+async def test_a_claim_that_is_carried_out_late_leaves_no_orphans_either(
+    app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.handler("q", lock_timeout=600)(lambda: None)
+    send, late = Inbox.claim, asyncio.Event()
+
+    async def claim(self: Inbox, *args: Any, **options: Any) -> list[Message]:
+        if late.is_set():
+            return await send(self, *args, **options)
+        late.set()
+        raise DatabaseUnavailableError("no answer")
+
+    monkeypatch.setattr(Inbox, "claim", claim)
+    async with working(app, events, poll=0.1) as worker:
+        await late.wait()
+        await publish(connection, 2, "q")
+        # The server comes to it only now, when the worker has looked for orphans already.
+        await rows(connection, "claim", queues=["q"], quantity=2, worker=worker.name)
+        await events.wait(MessageFinished, 2, status="success")
+
+
+async def test_a_worker_that_is_cancelled_in_a_claim_leaves_no_orphans(
+    app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.handler("q", lock_timeout=600)(lambda: None)
+    await app.create_queues()
+    await publish(connection, 3, "q")
+    claimed = asyncio.Event()
+    send = Inbox.claim
+
+    async def claim(self: Inbox, *args: Any, **options: Any) -> list[Message]:
+        await send(self, *args, **options)
+        claimed.set()
+        await asyncio.Event().wait()  # the answer is on its way
+        raise AssertionError
+
+    monkeypatch.setattr(Inbox, "claim", claim)
+    task = asyncio.create_task(app.work(app.worker(sink=events)))
+    await claimed.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    locked = await connection.fetchval("select count(*) from messages.message where state = 'locked'")
+    assert locked == 0
+
+
+async def test_an_answer_to_a_finish_that_is_lost_counts_as_held(
+    database: str, events: Events, connection: Connection
+) -> None:
+    async with Proxy(database) as proxy:
+        app = App(proxy.dsn, retry_for=20)
+        app.handler("q")(lambda: "the marked result")
+        async with working(app, events) as worker:
+            proxy.lose_answer_to(b"the marked result")
+            await publish(connection, 1, "q")
+            await events.wait(MessageFinished, status="success")
+            assert proxy.lost.is_set()
+        assert dict(worker.counts) == {"success": 1}
+    assert events.of(LockLost) == []
+    assert await statuses(connection) == {"success": 1}
+    assert await doubles(connection) == 0
+
+
+async def claimed(inbox: Inbox, connection: Connection, quantity: int = 1) -> list[Message]:
+    await publish(connection, quantity)
+    return await inbox.claim(["default"], quantity)
+
+
+async def test_a_retry_whose_answer_is_lost_counts_as_held(
+    database: str, connection: Connection
+) -> None:
+    async with Proxy(database) as proxy:
+        app = App(proxy.dsn, retry_for=20)
+        async with app:
+            inbox = Inbox(app.database, "me")
+            (message,) = await claimed(inbox, connection)
+            proxy.lose_answer_to(b"the marked reason")
+            assert await inbox.settle(message, Failed("the marked reason"))
+            assert proxy.lost.is_set()
+    assert await statuses(connection) == {"failed": 1}
+
+
+async def test_a_finish_after_a_lost_answer_is_not_held_if_the_lock_is_not(
+    database: str, connection: Connection
+) -> None:
+    async with Proxy(database) as proxy:
+        app = App(proxy.dsn, retry_for=20)
+        async with app:
+            inbox = Inbox(app.database, "me")
+            (message,) = await claimed(inbox, connection)
+            await value(connection, "release", id=message.id, lock_token=message.lock_token)
+            proxy.lose_answer_to(b"the marked result")
+            assert not await inbox.settle(message, Success('"the marked result"'))
+    assert await statuses(connection) == {}
+
+
+async def test_a_login_of_the_worker_role_survives_a_lost_answer(
+    database: str, events: Events, connection: Connection
+) -> None:
+    await value(connection, "create_queue", name="q")
+    async with Proxy(database) as proxy, login(connection, proxy.dsn, "notifyq_worker") as dsn:
+        app = App(dsn, retry_for=20)
+        app.handler("q")(lambda: "the marked result")
+        async with working(app, events):
+            proxy.lose_answer_to(b"the marked result")
+            await publish(connection, 1, "q")
+            await events.wait(MessageFinished, status="success")
+            await publish(connection, 1, "q")
+            await events.wait(MessageFinished, 2, status="success")
+    assert events.of(LockLost) == []
+
+
+class login:  # noqa: N801  used like a function
+    """A user of its own that is a member of a role."""
+
+    def __init__(self, connection: Connection, dsn: str, role: str, settings: str = "") -> None:
+        self._connection, self._dsn, self._role, self._settings = connection, dsn, role, settings
+
+    async def __aenter__(self) -> str:
+        pid = self._connection.get_server_pid()
+        self._name = f"test_{self._role}_{pid}"
+        await self._connection.execute(
+            f"create role {self._name} login password 'pw' in role {self._role}"
+        )
+        if self._settings:
+            await self._connection.execute(f"alter role {self._name} {self._settings}")
+        return f"postgresql://{self._name}:pw@{self._dsn.rpartition('@')[2]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._connection.execute(f"drop role {self._name}")
+
+
+async def test_connections_that_fall_silent_are_replaced(
+    database: str, events: Events, connection: Connection
+) -> None:
+    async with Proxy(database) as proxy:
+        app = App(proxy.dsn, retry_for=30, command_timeout=0.5, connect_timeout=2)
+
+        @app.handler("q", lock_timeout=600, max_attempts=5)
+        async def handle(n: int) -> int:
+            return n
+
+        async with working(app, events, poll=0.1, ping=0.1):
+            await publish(connection, 5, "q")
+            await events.wait(MessageFinished, 5)
+            proxy.silence()
+            await publish(connection, 5, "q")
+            await events.wait(MessageFinished, 10, seconds=30)
+            await events.wait(ListenerConnected, again=True)
+    assert await doubles(connection) == 0
+
+
+async def test_a_worker_that_finds_no_server_for_too_long_ends_with_the_reason(
+    database: str, events: Events
+) -> None:
+    async with Proxy(database) as proxy:
+        app = App(proxy.dsn, retry_for=0.5)
+        running = asyncio.Event()
+
+        @app.handler("q")
+        async def handle() -> None:
+            running.set()
+
+        with pytest.raises(DatabaseUnavailableError, match="is the server running"):
+            async with working(app, events, poll=0.05, grace=1):
+                await app.publish("q", None)
+                await running.wait()
+                proxy.is_closed = True
+                proxy.cut()
+                began = time.monotonic()
+                await events.wait(ListenerLost)
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.timeout(120)
+async def test_a_restart_of_the_server_loses_nothing_and_repeats_nothing(
+    mortal_server: Server, events: Events
+) -> None:
+    app = App(mortal_server.dsn, retry_for=60)
+    async with session(mortal_server.dsn) as connection:
+        await install(connection)
+    started: list[int] = []
+
+    @app.handler("q", max_attempts=5, lock_timeout=30)
+    async def handle(message: Message) -> int:
+        started.append(message.id)
+        await asyncio.sleep(0.05)
+        return message.id
+
+    published: list[int] = []
+
+    async def publish_more(seconds: float = 30) -> None:
+        """Publish, and again until it is acknowledged, as a client would."""
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    published.extend(await app.publish_many("q", range(50)))
+                except DatabaseUnavailableError:
+                    await asyncio.sleep(0.05)
+                else:
+                    return
+
+    async with working(app, events, concurrency=20, poll=0.5, seconds=60):
+        await publish_more()
+        await events.wait(MessageFinished, 10)
+        stopping = asyncio.create_task(asyncio.to_thread(mortal_server.stop, force=True))
+        during = asyncio.create_task(publish_more())
+        await stopping
+        await events.wait(ListenerLost)
+        await asyncio.to_thread(mortal_server.start)
+        await during
+        await events.wait(ListenerConnected, again=True, seconds=30)
+        await publish_more()
+        async with session(mortal_server.dsn) as connection:
+
+            async def is_done() -> bool:
+                return (await statuses(connection)).get("success", 0) >= len(published)
+
+            await until(is_done, "all are archived as success", 40)
+            ids = await connection.fetch("select id from messages.message_archive")
+            assert {row[0] for row in ids} >= set(published)
+            assert await doubles(connection) == 0
+            assert list(await statuses(connection)) == ["success"]
+    await app.close()
+
+
+async def test_a_database_that_is_serializable_by_default_changes_nothing(
+    database: str, connection: Connection
+) -> None:
+    name = database.rpartition("/")[2]
+    await connection.execute(
+        f"alter database \"{name}\" set default_transaction_isolation = 'serializable'"
+    )
+    app = App(database)
+
+    @app.handler("q")
+    async def handle() -> None: ...
+
+    await app.create_queues()
+    await app.publish_many("q", range(500))
+    first, second = Events(), Events()
+    async with working(app, first), working(app, second):
+
+        async def is_done() -> bool:
+            return (await statuses(connection)) == {"success": 500}
+
+        await until(is_done, "all are archived")
+        level = await app.database.value("show transaction_isolation")
+        assert level == "read committed"
+    await app.close()
+
+
+async def test_a_statement_timeout_of_the_role_does_not_cut_off_the_worker(
+    database: str, events: Events, connection: Connection
+) -> None:
+    await value(connection, "create_queue", name="q")
+    settings = "set statement_timeout = '1ms'"
+    async with login(connection, database, "notifyq_worker", settings) as dsn:
+        app = App(dsn, retry_for=5)
+        app.handler("q")(lambda n: n)
+        async with working(app, events, concurrency=200, ping=0.05):
+            await publish(connection, 2000, "q")
+            await events.wait(MessageFinished, 2000)
+        assert events.of(ListenerLost) == []
+
+
+async def test_a_flood_of_bells_that_ring_for_nothing_causes_few_claims(
+    app: App, events: Events, connection: Connection, claims: list[int]
+) -> None:
+    app.handler("q")(lambda: None)
+    await app.create_queues()
+
+    async def flood(payload: str) -> int:
+        before, began = len(claims), time.monotonic()
+        while time.monotonic() - began < 1:
+            await connection.execute(
+                "select pg_notify('new_message', $1 || n) from generate_series(1, 50) as n", payload
+            )
+        return len(claims) - before
+
+    async with working(app, events):
+        assert await flood("foreign:1; drop table x --") == 0
+        assert await flood("q:") < 50
+        assert await flood("garbage") < 50
+        began = time.monotonic()
+        await publish(connection, 1, "q")
+        await events.wait(MessageFinished)
+        assert time.monotonic() - began < 0.5
+
+
+async def test_bells_of_messages_are_not_slowed_down(
+    app: App, events: Events, claims: list[int]
+) -> None:
+    app.handler("q")(lambda: None)
+    await app.create_queues()
+    async with working(app, events):
+        began = time.monotonic()
+        for number in range(1, 101):
+            await app.publish("q", None)
+            await events.wait(MessageFinished, number)
+        assert time.monotonic() - began < 4  # 100 pauses would take five seconds
+
+
+@pytest.mark.parametrize("result", ["[" * 20_000 + "]" * 20_000, "1e200000", "NaN", r'"\ud800"'])
+async def test_what_postgresql_cannot_store_fails_alone_in_its_batch(
+    app: App, connection: Connection, result: str
+) -> None:
+    async with app:
+        inbox = Inbox(app.database, "me")
+        messages = await claimed(inbox, connection, 20)
+        held = await asyncio.gather(
+            *(inbox.settle(m, Success(result if m is messages[7] else "1")) for m in messages)
+        )
+    assert all(held)
+    assert await statuses(connection) == {"success": 19, "failed": 1}
+    details = await connection.fetchval(
+        "select details from messages.message_archive where id = $1", messages[7].id
+    )
+    assert details.startswith("the result cannot be stored: ")
+
+
+async def test_an_inbox_that_is_closed_leaves_nobody_waiting(
+    database: str, connection: Connection
+) -> None:
+    async with Proxy(database) as proxy:
+        app = App(proxy.dsn, retry_for=60)
+        async with app:
+            inbox = Inbox(app.database, "me")
+            messages = await claimed(inbox, connection, 3)
+            proxy.is_closed = True
+            proxy.cut()
+            waiting = [asyncio.create_task(inbox.settle(m, Success())) for m in messages]
+            await asyncio.sleep(0)
+            await inbox.close()
+            done, _ = await asyncio.wait(waiting, timeout=5)
+            assert len(done) == 3
+            assert all(task.cancelled() for task in done)
+
+
+async def test_a_slow_stream_is_published_however_long_it_takes(
+    database: str, connection: Connection
+) -> None:
+    app = App(database, command_timeout=0.2)
+
+    async def drip() -> Any:
+        for number in range(4):
+            await asyncio.sleep(0.15)
+            yield Json(number)
+
+    async with app:
+        assert await Publisher(app.database).copy("default", drip()) == 4
+    assert await connection.fetchval("select count(*) from messages.message") == 4
+
+
+async def test_a_pool_that_another_user_closed_is_opened_again(database: str) -> None:
+    app = App(database)
+    async with app:
+        one = app.database
+        async with one, one:
+            await one.close()
+            assert (await one.persist("select 1"))[0][0] == 1
+        connection = await open_session(database)
+        await connection.close()
+        assert one._pool is None
