@@ -32,6 +32,8 @@ begin
     'create table messages.%I (like messages.message_archive including defaults including '
     'constraints including storage including comments)', v_name
   );
+  -- Else a message archived between the move and the attachment would fail the latter.
+  lock table messages.message_archive_default in access exclusive mode;
   execute format(
     'with moved as ('
     '  delete from messages.message_archive_default'

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings
--- calls:   messages._invalid
+-- calls:   messages._invalid, messages._queue
 -- raises:  NQ001 queue not found (trigger), NQ003 invalid argument
 
 create or replace function messages.publish(
@@ -22,7 +22,12 @@ create or replace function messages.publish(
 as $$
 #variable_conflict use_column
 declare
-  v_due timestamptz := coalesce(publish.available_at, clock_timestamp() + publish.delay, now());
+  v_due timestamptz := coalesce(
+    publish.available_at,
+    -- Not for a delay of zero: the clock is always past now(), so that would be scheduled, unrung.
+    case when publish.delay > interval '0' then clock_timestamp() + publish.delay end,
+    now()
+  );
   v_id bigint;
 begin
   if publish.delay is not null and publish.available_at is not null then
@@ -75,7 +80,9 @@ as $$
 #variable_conflict use_column
 declare
   v_due timestamptz := coalesce(
-    publish_many.available_at, clock_timestamp() + publish_many.delay, now()
+    publish_many.available_at,
+    case when publish_many.delay > interval '0' then clock_timestamp() + publish_many.delay end,
+    now()
   );
   v_null integer := array_position(publish_many.messages, null);
 begin
@@ -87,6 +94,7 @@ begin
       format('message %s is null', v_null), 'publish the JSON value null instead'
     );
   end if;
+  perform messages._queue(publish_many.queue);
   return query
   insert into messages.message as m (queue, message, priority, available_at, type, headers)
   select

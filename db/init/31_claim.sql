@@ -60,12 +60,14 @@ declare
   v_queue messages.queue;
   v_left integer := claim.quantity;
   v_taken integer;
-  v_seen integer := 0;
   -- A variable, not the call itself: a volatile function cannot be an index condition.
   v_now timestamptz := clock_timestamp();
 begin
   perform messages._check_quantity(claim.quantity, 10000);
   perform messages._check_positive('lock_timeout', claim.lock_timeout);
+  perform messages._queue(u.name)
+  from unnest(claim.queues) as u (name)
+  where not exists (select from messages.queue as q where q.name = u.name);
   for v_queue in
     select q.*
     from messages.queue as q
@@ -73,7 +75,6 @@ begin
       or q.name = any (claim.queues)
     order by array_position(claim.queues, q.name), q.name
   loop
-    v_seen := v_seen + 1;
     continue when v_queue.paused;
     if exists (
       select from messages.message as m
@@ -112,9 +113,6 @@ begin
     v_left := v_left - v_taken;
     exit when v_left = 0;
   end loop;
-  if v_left > 0 and v_seen < cardinality(claim.queues) then
-    perform messages._queue(u.name) from unnest(claim.queues) as u (name);
-  end if;
 end;
 $$;
 comment on function messages.claim(text[], integer, interval, text, jsonpath) is

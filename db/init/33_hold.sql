@@ -95,7 +95,9 @@ begin
       locked_by = null,
       lock_token = m.lock_token + 1,
       attempts = m.attempts - 1,
-      available_at = coalesce(clock_timestamp() + release_many.delay, m.available_at)
+      available_at = case
+        when release_many.delay > interval '0' then clock_timestamp() + release_many.delay
+        else m.available_at end
     from given as g
     where m.id = g.id
       and m.lock_token = g.lock_token

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.queue, messages.message (drop_queue)
--- calls:   messages._queue, messages._publishing_key, messages.renotify
+-- calls:   messages._queue, messages._publishing_key, messages._ring_again
 -- raises:  NQ001 queue not found, NQ005 queue not empty
 
 create or replace function messages.drop_queue(name text, force boolean default false)
@@ -24,6 +24,8 @@ begin
       message = format('queue %L still has messages', v_queue.name),
       hint = 'finish or cancel them, or drop the queue with force => true: that deletes them';
   end if;
+  -- In id order, as all who lock rows do.
+  perform from messages.message as m where m.queue = v_queue.name order by m.id for update;
   delete from messages.message as m where m.queue = v_queue.name;
   get diagnostics v_dropped = row_count;
   delete from messages.queue as q where q.name = v_queue.name;
@@ -70,7 +72,7 @@ begin
   if not found then
     return false;
   end if;
-  perform messages.renotify();
+  perform messages._ring_again(messages._queue(v_queue.name));
   return true;
 end;
 $$;

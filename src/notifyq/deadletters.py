@@ -11,7 +11,7 @@ from notifyq.archive import Archive
 from notifyq.listener import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from notifyq.database import Database
     from notifyq.events import Sink
@@ -42,7 +42,7 @@ class DeadLetters:
         self._wake = asyncio.Event()
         self._seen = seen
 
-    async def batches(self) -> AsyncIterator[tuple[list[ArchivedMessage], str]]:
+    async def batches(self) -> AsyncGenerator[tuple[list[ArchivedMessage], str], None]:
         """Dead messages as they come, for ever, each time with the snapshot that follows them.
 
         The first look is handed out even if it found nothing, so that its snapshot can be kept.

@@ -31,15 +31,11 @@ class Lock:
     """The lock of one message, in this process's monotonic time: clocks of machines differ."""
 
     message: Message
+    key: Key
     seconds: float
     extends: bool
     deadline: float
     extend_at: float
-
-    @property
-    def key(self) -> Key:
-        """Which lock of which message."""
-        return self.message.id, self.message.lock_token
 
     @classmethod
     def granted(cls, message: Message, since: float, *, extends: bool) -> Lock:
@@ -47,7 +43,7 @@ class Lock:
         if message.lock_expires_at is None or message.locked_at is None:
             raise ValueError(f"message {message.id} is not locked")
         seconds = (message.lock_expires_at - message.locked_at).total_seconds()
-        lock = cls(message, seconds, extends, 0, 0)
+        lock = cls(message, (message.id, message.lock_token), seconds, extends, 0, 0)
         lock.renew(since)
         return lock
 

@@ -50,6 +50,7 @@ class Inbox:
         self.worker = worker
         self._pending: list[_Finish] = []
         self._flushing: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def claim(
         self,
@@ -76,6 +77,8 @@ class Inbox:
 
     async def settle(self, message: Message, outcome: Outcome) -> bool:
         """Write down how the handling of a message ended. False: its lock was lost."""
+        if self._is_closed:  # a handler that would not end has ended after its worker
+            return False
         match outcome:
             case Success(result):
                 try:
@@ -108,7 +111,8 @@ class Inbox:
         return {row[0] for row in rows}
 
     async def close(self) -> None:
-        """Give up the finishes that could not be written down yet."""
+        """Give up the finishes that could not be written down yet, and take no more."""
+        self._is_closed = True
         if self._flushing is not None:
             self._flushing.cancel()
             with suppress(asyncio.CancelledError):

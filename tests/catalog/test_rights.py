@@ -89,7 +89,8 @@ NOBODY = [
 ALL = [*PUBLISH, *WORK, *READ_TABLES, *READ, *INFO, *ADMIN, *NOBODY]
 RIGHTS = {
     "notifyq_publisher": PUBLISH,
-    "notifyq_worker": [*WORK, *INFO],
+    # A finish whose answer was lost is looked for in the archive.
+    "notifyq_worker": [*WORK, *INFO, "select messages.archive_find(1)"],
     "notifyq_reader": [*READ_TABLES, *READ, *INFO],
     "notifyq_admin": [*PUBLISH, *WORK, *READ_TABLES, *READ, *INFO, *ADMIN],
     # A role of the server's own, to which nothing was granted.

@@ -79,6 +79,7 @@ async def test_a_lost_connection_puts_everything_back(
 ) -> None:
     ids = await publish(connection, 10)
     doomed = await connect()
+    await connection.execute("set lock_timeout = '50ms'")
     await doomed.execute("begin")
     assert await take(doomed, 10) == ids
     assert await take(connection, 10) == []

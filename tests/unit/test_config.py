@@ -51,7 +51,7 @@ def test_a_value_out_of_bounds_is_refused_with_the_name_of_its_setting(value: ob
 
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        WorkerSettings.load().concurrency = 3  # type: ignore[misc]
+        WorkerSettings.load().concurrency = 3
 
 
 def test_the_environment_is_read_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,9 @@ def mortal_server() -> Iterator[Server]:
         # Run by root, the server is another user's and must be able to enter.
         Path(folder).chmod(0o711)
         server = Server(
-            Path(folder) / "server", binaries=binaries, settings={"port": str(port), "fsync": "off"}
+            Path(folder) / "server",
+            binaries=binaries,
+            settings={"port": str(port), "fsync": "off", "synchronous_commit": "on"},
         )
         try:
             server.start()

@@ -58,9 +58,7 @@ class Proxy:
         self.lost.clear()
         self._answered = lambda data: marker in data
 
-    async def _accept(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if self.is_closed or task is None:
             writer.transport.abort()
@@ -72,34 +70,18 @@ class Proxy:
             self._links.discard(task)
 
     async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, port = self._target.hostname, self._target.port
         try:
-            answers, asks = await asyncio.open_connection(host, port)
+            answers, asks = await asyncio.open_connection(self._target.hostname, self._target.port)
         except OSError:
             writer.transport.abort()
             return
         ends = {writer, asks}
         self._writers |= ends
         doomed = asyncio.Event()
-
-        async def forward() -> None:
-            while data := await reader.read(65536):
-                if self._asked is not None and self._asked(data):
-                    self._asked = None
-                    doomed.set()
-                await self._pass(asks, data)
-
-        async def backward() -> None:
-            while data := await answers.read(65536):
-                if self._answered is not None and self._answered(data):
-                    self._answered = None
-                    doomed.set()
-                if doomed.is_set():
-                    self.lost.set()
-                    return
-                await self._pass(writer, data)
-
-        flows = [asyncio.create_task(forward()), asyncio.create_task(backward())]
+        flows = [
+            asyncio.create_task(self._forward(reader, asks, doomed)),
+            asyncio.create_task(self._backward(answers, writer, doomed)),
+        ]
         await asyncio.wait(flows, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
             end.transport.abort()
@@ -109,6 +91,27 @@ class Proxy:
                 await flow
         self._writers -= ends
         self._silent -= ends
+
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: asyncio.Event
+    ) -> None:
+        while data := await reader.read(65536):
+            if self._asked is not None and self._asked(data):
+                self._asked = None
+                doomed.set()
+            await self._pass(writer, data)
+
+    async def _backward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: asyncio.Event
+    ) -> None:
+        while data := await reader.read(65536):
+            if self._answered is not None and self._answered(data):
+                self._answered = None
+                doomed.set()
+            if doomed.is_set():
+                self.lost.set()
+                return
+            await self._pass(writer, data)
 
     async def _pass(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         if writer in self._silent:

@@ -15,6 +15,7 @@ from notifyq.events import (
     LockLost,
     MessageFinished,
     OrphansReleased,
+    WorkerStopped,
 )
 from notifyq.inbox import Inbox
 from notifyq.model import Failed, Success
@@ -64,7 +65,7 @@ async def test_all_sessions_may_be_ended_at_any_time(
         for _ in range(5):
             await publish(connection, 100, "q")
             await events.wait(MessageFinished, len(events.of(MessageFinished)) + 20)
-            assert await end_sessions(connection) >= 2
+            assert await end_sessions(connection) >= 1
 
         async def is_done() -> bool:
             return (await statuses(connection)) == {"success": 500}
@@ -134,7 +135,9 @@ async def test_a_worker_that_is_cancelled_in_a_claim_leaves_no_orphans(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    locked = await connection.fetchval("select count(*) from messages.message where state = 'locked'")
+    locked = await connection.fetchval(
+        "select count(*) from messages.message where state = 'locked'"
+    )
     assert locked == 0
 
 
@@ -255,15 +258,15 @@ async def test_a_worker_that_finds_no_server_for_too_long_ends_with_the_reason(
         async def handle() -> None:
             running.set()
 
+        await app.create_queues()
+        work = asyncio.create_task(app.work(app.worker(sink=events, poll=0.05, grace=1)))
+        await app.publish("q", None)
+        await running.wait()
+        proxy.is_closed = True
+        proxy.cut()
         with pytest.raises(DatabaseUnavailableError, match="is the server running"):
-            async with working(app, events, poll=0.05, grace=1):
-                await app.publish("q", None)
-                await running.wait()
-                proxy.is_closed = True
-                proxy.cut()
-                began = time.monotonic()
-                await events.wait(ListenerLost)
-        assert time.monotonic() - began < 15
+            await asyncio.wait_for(work, 20)
+        assert len(events.of(WorkerStopped)) == 1
 
 
 @pytest.mark.timeout(120)
@@ -308,10 +311,12 @@ async def test_a_restart_of_the_server_loses_nothing_and_repeats_nothing(
         async with session(mortal_server.dsn) as connection:
 
             async def is_done() -> bool:
-                return (await statuses(connection)).get("success", 0) >= len(published)
+                left = await connection.fetchval("select count(*) from messages.message")
+                return bool(left == 0)
 
-            await until(is_done, "all are archived as success", 40)
+            await until(is_done, "nothing is left", 40)
             ids = await connection.fetch("select id from messages.message_archive")
+            # More than these, where the answer to a publish was lost.
             assert {row[0] for row in ids} >= set(published)
             assert await doubles(connection) == 0
             assert list(await statuses(connection)) == ["success"]
@@ -414,21 +419,29 @@ async def test_what_postgresql_cannot_store_fails_alone_in_its_batch(
 
 
 async def test_an_inbox_that_is_closed_leaves_nobody_waiting(
-    database: str, connection: Connection
+    app: App, connection: Connection
 ) -> None:
-    async with Proxy(database) as proxy:
-        app = App(proxy.dsn, retry_for=60)
-        async with app:
-            inbox = Inbox(app.database, "me")
-            messages = await claimed(inbox, connection, 3)
-            proxy.is_closed = True
-            proxy.cut()
-            waiting = [asyncio.create_task(inbox.settle(m, Success())) for m in messages]
+    async with app:
+        inbox = Inbox(app.database, "me")
+        messages = await claimed(inbox, connection, 3)
+        async with connection.transaction():
+            await connection.execute("lock table messages.message in share mode")
+            waiting = [asyncio.create_task(inbox.settle(messages[0], Success()))]
+
+            async def is_sent() -> bool:
+                return bool(
+                    await connection.fetchval(
+                        "select count(*) from pg_stat_activity "
+                        "where application_name = 'notifyq' and wait_event_type = 'Lock'"
+                    )
+                )
+
+            await until(is_sent, "the first finish waits for the lock")
+            waiting += [asyncio.create_task(inbox.settle(m, Success())) for m in messages[1:]]
             await asyncio.sleep(0)
             await inbox.close()
             done, _ = await asyncio.wait(waiting, timeout=5)
-            assert len(done) == 3
-            assert all(task.cancelled() for task in done)
+            assert [task.cancelled() for task in done] == [True] * 3
 
 
 async def test_a_slow_stream_is_published_however_long_it_takes(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from notifyq.admin import Admin
-from notifyq.config import DatabaseSettings, dsn_from_environment
+from notifyq.config import DatabaseSettings, dsn_from_environment, parse_duration
 from notifyq.database import Database
 from notifyq.embedded import development
 from notifyq.errors import ConfigurationError
@@ -107,14 +106,13 @@ def run(command: Coroutine[Any, Any, T]) -> T:
 
 def duration(text: str) -> timedelta:
     """Read `30`, `30s`, `5m`, `1h30m`, `2d`, `250ms`."""
-    units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "": 1}
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*", text)
-    if not parts or "".join(re.split(r"\s", text)) != "".join(n + u for n, u in parts):
-        raise typer.BadParameter(f"{text!r} is not a duration like 30s, 5m, 1h30m or 2d")
-    total = sum(float(number) * units[unit] for number, unit in parts)
-    if total > LONGEST.total_seconds():
+    try:
+        read = parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if read > LONGEST:
         raise typer.BadParameter(f"{text!r} is longer than {LONGEST.days}d")
-    return timedelta(seconds=total)
+    return read
 
 
 def instant(text: str) -> datetime:
@@ -148,7 +146,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) 
         for place, value in enumerate(rows[0].values())
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    cut = {place for place, name in enumerate(names) if name in {"details", "message"}}
+    cut = {place for place, name in enumerate(names) if name in {"queue", "details", "message"}}
     print_table(names, [list(row.values()) for row in rows], numbers=numbers, cut=cut)
 
 
@@ -166,8 +164,7 @@ def print_table(
     leave, `folded` ones take more lines.
     """
     cells = [[cell(value) for value in row] for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
-    taken = sum(width + 2 for place, width in enumerate(widths) if place not in cut)
+    widths = _widths(names, cells, cut)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, name in enumerate(names):
         table.add_column(
@@ -175,11 +172,24 @@ def print_table(
             justify="right" if place in numbers else "left",
             no_wrap=place not in folded,
             overflow="fold" if place in folded else "ellipsis",
-            max_width=max(10, (out.width - taken) // len(cut) - 2) if place in cut else None,
+            max_width=widths[place] if place in cut else None,
         )
     for row in cells:
         table.add_row(*row)
     out.print(table)
+
+
+def _widths(
+    names: Sequence[str], cells: Iterable[Sequence[str]], cut: Collection[int]
+) -> list[int]:
+    """Width of each column; what is left for those to cut is shared, and the narrow need less."""
+    widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
+    left = out.width - 2 * (len(names) - 1) - sum(widths) + sum(widths[place] for place in cut)
+    by_width = sorted(cut, key=widths.__getitem__)
+    for number, place in enumerate(by_width):
+        widths[place] = max(10, min(widths[place], left // (len(cut) - number)))
+        left -= widths[place]
+    return widths
 
 
 def cell(value: Any) -> str:

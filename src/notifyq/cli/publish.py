@@ -118,10 +118,11 @@ async def _lines() -> AsyncIterator[bytes]:
         await asyncio.sleep(0)
         with _interruptible():
             lines = sys.stdin.buffer.readlines(_BATCH)
-        if not lines:
-            return
         for line in lines:
             yield line
+        if sum(map(len, lines)) < _BATCH:
+            # The end of the input; in a terminal another read would wait for another Ctrl-D.
+            return
 
 
 @contextlib.contextmanager

@@ -1,0 +1,271 @@
+"""`queues`, `ls`, `show`, `cancel` and `dead`: what they print, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli.programs import NOTIFYQ, Terminal, environment
+from database import session
+
+if TYPE_CHECKING:
+    from cli.programs import Notifyq
+
+EVIL = "[bold]x[/] [/nope] :dog: \\[ \x1b[31m\u009b \u202e\ttab"
+
+
+async def archive(dsn: str, queue: str, quantity: int, *, details: str = "no good") -> list[int]:
+    """Let messages die and return their ids, the oldest first."""
+    async with session(dsn) as connection:
+        await connection.fetch(
+            "select messages.publish_many($1, array(select to_jsonb(n) "
+            "from generate_series(1, $2) as n))",
+            queue,
+            quantity,
+        )
+        rows = await connection.fetch(
+            "select messages.finish(c.id, c.lock_token, 'rejected', $3), c.id "
+            "from messages.claim(array[$1], $2) as c",
+            queue,
+            quantity,
+            details,
+        )
+        return sorted(row["id"] for row in rows)
+
+
+def publish(notifyq: Notifyq, queue: str, message: object, *options: str) -> int:
+    return int(notifyq.good("publish", queue, json.dumps(message), *options).out)
+
+
+def test_queue_lives_from_create_to_drop(notifyq: Notifyq) -> None:
+    name = "it's [bold]a[/] queue"
+    run = notifyq.good
+    policy = ["--lock-timeout", "1m30s", "--max-attempts", "5", "--backoff", "250ms"]
+    policy += ["--backoff-max", "1h", "--bell", "off", "--retention", "7d"]
+    assert run("queues", "create", name, *policy).out == f"created {name}\n"
+    assert run("queues", "create", name).out == f"{name} exists, nothing changed\n"
+    row = next(row for row in run("queues", "--json").data if row["queue"] == name)
+    assert row == {
+        **{"queue": name, "waiting": 0, "scheduled": 0, "locked": 0, "expired": 0},
+        **{"oldest_waiting_at": None, "lock_timeout": 90.0, "max_attempts": 5, "paused": False},
+        **{"backoff": 0.25, "backoff_max": 3600.0, "bell": "off", "retention": 604800.0},
+    }
+    assert run("queues", "alter", name, "--max-attempts", "2").out == f"changed {name}\n"
+    assert run("queues", "pause", name).out == f"paused {name}\n"
+    assert run("queues", "pause", name).out == f"{name} was paused already\n"
+    assert any(line.startswith(name) and " yes" in line for line in run("queues").out.splitlines())
+    assert run("queues", "resume", name).out == f"resumed {name}\n"
+    assert run("queues", "resume", name).out == f"{name} was not paused\n"
+    publish(notifyq, name, 1)
+    assert "--force" in notifyq.refused("queues", "drop", name) or "force" in notifyq.refused(
+        "queues", "drop", name
+    )
+    assert run("queues", "drop", name, "--force").out == f"dropped {name} and 1 live messages\n"
+    assert "there is no queue" in notifyq.refused("queues", "drop", name)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a:b", "x\ty", "x" * 201, "é" * 101])
+def test_name_that_no_queue_can_have(notifyq: Notifyq, name: str) -> None:
+    assert "cannot be the name of a queue" in notifyq.refused("queues", "create", name)
+
+
+@pytest.mark.parametrize("command", ["alter", "pause", "resume", "drop"])
+def test_queue_that_is_not_there(notifyq: Notifyq, command: str) -> None:
+    line = notifyq.refused("queues", command, "nosuch")
+    assert "there is no queue 'nosuch': create it with `notifyq queues create nosuch`" in line
+
+
+def test_policy_that_contradicts_itself(notifyq: Notifyq) -> None:
+    line = notifyq.refused("queues", "create", "q", "--backoff", "5m", "--backoff-max", "1s")
+    assert "nor longer than backoff_max" in line
+    assert "longer than zero" in notifyq.refused("queues", "create", "q", "--lock-timeout", "0s")
+
+
+def test_messages_are_listed_by_state(notifyq: Notifyq, queue: str) -> None:
+    waiting = publish(notifyq, queue, {"a": 1})
+    scheduled = publish(notifyq, queue, {"b": 2}, "--delay", "1h")
+
+    def ids(*args: str) -> list[int]:
+        return [row["id"] for row in notifyq.good("ls", "-q", queue, "--json", *args).data]
+
+    assert ids() == [waiting, scheduled]
+    assert ids("--state", "waiting") == [waiting]
+    assert ids("--state", "scheduled") == [scheduled]
+    assert ids("--state", "locked") == []
+    assert ids("-n", "1") == [waiting]
+    table = notifyq.good("ls", "-q", queue).out.splitlines()
+    assert [line.split()[:3] for line in table] == [
+        ["id", "queue", "state"],
+        [str(waiting), queue, "waiting"],
+        [str(scheduled), queue, "scheduled"],
+    ]
+    assert notifyq.good("cancel", waiting).out == f"cancelled {waiting}\n"
+    assert ids("--finished") == ids("--status", "rejected") == [waiting]
+    assert ids("--status", "success") == []
+
+
+def test_cancel_takes_what_it_can_and_says_what_not(notifyq: Notifyq, queue: str) -> None:
+    id_ = publish(notifyq, queue, 1)
+    result = notifyq("cancel", id_, id_, "9000000000000000000")
+    assert result.code == 1
+    assert result.out == f"cancelled {id_}\n"
+    assert result.err == (
+        "notifyq: 9000000000000000000 cannot be cancelled: "
+        "it is being handled, is finished, or never was\n"
+    )
+
+
+def test_message_that_is_not_there(notifyq: Notifyq) -> None:
+    for args in (("show", "9000000000000000000"), ("show", "9000000000000000000", "--json")):
+        assert "there is no message 9000000000000000000" in notifyq.refused(*args)
+
+
+async def test_text_from_anywhere_cannot_steer_the_terminal(
+    notifyq: Notifyq, shared_database: str, queue: str
+) -> None:
+    (id_,) = await archive(shared_database, queue, 1, details=f"{EVIL}\nsecond line")
+    shown = [
+        notifyq.good(*args).out
+        for args in (("show", id_), ("dead", "ls", "-q", queue), ("ls", "--finished", "-q", queue))
+    ]
+    for text in shown:
+        assert "\x1b" not in text
+        assert "\u009b" not in text
+        assert "\u202e" not in text
+        assert "[bold]x[/] [/nope] :dog: \\[ ?[31m? ??tab" in text
+    assert "\n                second line\n" in shown[0]
+    (row,) = notifyq.good("show", id_, "--json").data
+    assert row["details"] == f"{EVIL}\nsecond line"
+
+
+def test_times_are_local(notifyq: Notifyq, queue: str) -> None:
+    id_ = publish(notifyq, queue, 1, "--at", "2030-06-30T22:30:00+00:00")
+    for zone, at in (
+        ("UTC", "2030-06-30 22:30"),
+        ("Asia/Kolkata", "2030-07-01 04:00"),
+        ("America/New_York", "2030-06-30 18:30"),
+        ("XYZ-3", "2030-07-01 01:30"),
+    ):
+        env = {"TZ": zone}
+        assert at in notifyq.good("ls", "-q", queue, env=env).out
+        assert f"available_at    {at}:00 " in notifyq.good("show", id_, env=env).out
+        (row,) = notifyq.good("show", id_, "--json", env=env).data
+        assert datetime.fromisoformat(row["available_at"]) == datetime(
+            2030, 6, 30, 22, 30, tzinfo=UTC
+        )
+
+
+async def test_dead_messages_are_listed_retried_and_deleted(
+    notifyq: Notifyq, shared_database: str, queue: str
+) -> None:
+    ids = await archive(shared_database, queue, 5)
+
+    def dead() -> list[int]:
+        return sorted(r["id"] for r in notifyq.good("dead", "ls", "-q", queue, "--json").data)
+
+    assert dead() == ids
+    text = notifyq.good("dead", "ls", "-q", queue, "-n", "2").out
+    assert text.endswith("3 more: use --limit\n")
+    assert "no good" in text
+    assert notifyq.good("dead", "retry", ids[0], ids[0]).out == "1 published again\n"
+    result = notifyq("dead", "retry", ids[0], ids[1], "9000000000000000000")
+    assert result == (
+        1,
+        "1 published again\n",
+        "notifyq: 2 of 3 are not dead, or were retried before\n",
+    )
+    assert dead() == ids[2:]
+    result = notifyq("dead", "delete", ids[2], ids[2], "9000000000000000000")
+    assert result == (1, "1 deleted\n", "notifyq: 1 of 2 are not dead\n")
+    assert notifyq.good("dead", "retry", "--queue", queue, "-n", "1").out == "1 published again\n"
+    since = ["--since", "2000-01-01", "--until", "2000-01-02"]
+    assert notifyq.good("dead", "retry", "-q", queue, *since).out == "0 published again\n"
+    assert dead() == ids[4:]
+    assert "there is no queue 'nosuch'" in notifyq.refused("dead", "retry", "-q", "nosuch")
+    assert "status must not be success" in notifyq.refused("dead", "retry", "--status", "success")
+    assert notifyq.good("dead", "ls", "-q", "nosuch").out == "no dead messages\n"
+
+
+LISTS = [("ls", "--json"), ("dead", "ls"), ("--help",)]
+
+
+@pytest.mark.parametrize("args", LISTS, ids=" ".join)
+def test_reader_may_go_and_output_may_be_closed(
+    notifyq: Notifyq, shared_database: str, queue: str, args: tuple[str, ...]
+) -> None:
+    notifyq.good("publish", queue, stdin="1\n" * 20)
+    command = subprocess.list2cmdline([*NOTIFYQ, *args])
+    script = f"""
+        {command} | head -1; echo "${{PIPESTATUS[0]}}"
+        {command} | true; echo "${{PIPESTATUS[0]}}"
+        {command} >&-; echo "$?"
+        {command} <&- >/dev/null 2>&-; echo "$?"
+        {command} >/dev/full; echo "$?"
+    """
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env=environment(NOTIFYQ_DSN=shared_database),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[1:] == ["0", "0", "0", "0", "1"]
+    assert done.stderr == "notifyq: No space left on device\n"
+
+
+def test_encoding_that_lacks_a_character_is_no_error(notifyq: Notifyq, queue: str) -> None:
+    publish(notifyq, queue, "€")
+    env = environment(NOTIFYQ_DSN=notifyq.dsn or "", PYTHONIOENCODING="ascii")
+    done = subprocess.run(
+        [*NOTIFYQ, "ls", "-q", queue], env=env, capture_output=True, check=True, text=True
+    )
+    assert '"\\u20ac"' in done.stdout
+
+
+async def test_lists_fit_a_terminal(notifyq: Notifyq, shared_database: str, queue: str) -> None:
+    await archive(shared_database, queue, 2, details="a reason that is a little longer " * 9)
+    publish(notifyq, queue, {"text": "long " * 99})
+    for args, headers in (
+        (("queues",), "queue waiting scheduled locked expired oldest paused"),
+        (("ls", "-q", queue), "id queue state attempts available_at message"),
+        (("ls", "--finished", "-q", queue), "id queue status archived_at details message"),
+        (("dead", "ls", "-q", queue), "id queue status archived_at details"),
+    ):
+        with Terminal(shared_database, *args) as terminal:
+            assert terminal.end() == 0
+        lines = plain(terminal.shown)
+        assert max(map(len, lines)) <= 80
+        assert lines[0].split() == headers.split()
+
+
+def plain(text: str) -> list[str]:
+    """Lines without colours."""
+    import re
+
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "").splitlines()
+
+
+def test_ping_asks_for_the_server_and_for_a_session(notifyq: Notifyq) -> None:
+    assert notifyq.good("ping").out == "ok\n"
+    assert notifyq.good("ping", "--as", "notifyq").out == "ok\n"
+    line = notifyq.refused("ping", "--as", "notifyq worker")
+    assert line == "notifyq: the server answers, but no session 'notifyq worker' comes from here\n"
+
+
+def test_json_of_every_list_is_one_object_a_line(
+    notifyq: Notifyq, queue: str, tmp_path: Path
+) -> None:
+    id_ = publish(notifyq, queue, {"é": [1.5, None, "\n"]}, "--header", "h=[1]")
+    notifyq.good("cancel", id_)
+    for args in (("queues",), ("ls", "--finished"), ("show", str(id_)), ("dead", "ls")):
+        rows: list[Any] = notifyq.good(*args, "--json").data
+        assert all(isinstance(row, dict) for row in rows)
+    (row,) = notifyq.good("dead", "show", id_, "--json").data
+    assert row["message"] == {"é": [1.5, None, "\n"]}
+    assert row["headers"] == {"h": [1]}
+    assert row["status"] == "rejected"

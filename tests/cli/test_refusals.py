@@ -1,0 +1,160 @@
+"""A database that cannot be used: one line that says what to do, and never a password."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from database import ROOT, session, with_database
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from cli.programs import Notifyq
+
+COMMANDS: list[tuple[str, ...]] = [
+    ("queues",),
+    ("queues", "create", "x"),
+    ("queues", "alter", "x", "--bell", "off"),
+    ("queues", "pause", "x"),
+    ("queues", "resume", "x"),
+    ("queues", "drop", "x"),
+    ("ls",),
+    ("ls", "--finished"),
+    ("show", "1"),
+    ("cancel", "1"),
+    ("publish", "default", "1"),
+    ("publish", "default", "-"),
+    ("dead", "ls"),
+    ("dead", "show", "1"),
+    ("dead", "retry", "1"),
+    ("dead", "retry", "--all"),
+    ("dead", "delete", "1"),
+    ("dead", "watch"),
+    ("worker", "notifyq.demo.index:app"),
+]
+INSTALLERS = [("init",), ("migrate",), ("demo",)]
+SECRET = "s3cr3t-%2Fpass"
+
+
+def refusals(notifyq: Notifyq, commands: list[tuple[str, ...]], dsn: str) -> Iterator[str]:
+    for command in commands:
+        line = notifyq.refused(*command, stdin="1\n", env={"NOTIFYQ_DSN": dsn})
+        assert SECRET not in line
+        assert "s3cr3t" not in line
+        yield line
+
+
+def with_login(dsn: str, login: str) -> str:
+    parts = urlsplit(dsn)
+    return parts._replace(netloc=f"{login}@{parts.netloc.rpartition('@')[2]}").geturl()
+
+
+@pytest.fixture(scope="module")
+def free_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refuses
+        yield taken.getsockname()[1]
+
+
+def test_server_that_is_not_there(anywhere: Notifyq, free_port: int) -> None:
+    dsn = f"postgresql://me:{SECRET}@127.0.0.1:{free_port}/x"
+    for line in refusals(anywhere, [*COMMANDS, *INSTALLERS, ("ping",)], dsn):
+        assert f"no connection to postgresql://me:***@127.0.0.1:{free_port}/x" in line
+        assert "is the server running?" in line
+
+
+def test_password_that_is_wrong(anywhere: Notifyq, server: str) -> None:
+    dsn = with_login(server, f"postgres:{SECRET}")
+    for line in refusals(anywhere, [("ls",), ("dead", "watch"), *INSTALLERS, ("ping",)], dsn):
+        assert "check user and password of postgresql://postgres:***@" in line
+
+
+def test_database_that_does_not_exist(anywhere: Notifyq, server: str) -> None:
+    dsn = with_database(server, "no_such_database")
+    for line in refusals(anywhere, [("ls",), ("dead", "watch"), *INSTALLERS, ("ping",)], dsn):
+        assert 'database "no_such_database" does not exist: create it, or correct' in line
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "nonsense",
+        "mysql://me:s3cr3t@h/x",
+        "postgresql://me:s3cr3t@h:port/x",
+        "postgresql://me:s3cr3t@h:99999/x",
+        "postgresql://[::1/x",
+        "postgresql://me:s3cr3t@127.0.0.1/x?sslmode=perhaps",
+        "postgresql://me:s3cr3t@no.such.host.invalid/x",
+        "postgresql:///x?host=/no/such/folder",
+        "postgresql://127.0.0.1:1/x?password=s3cr3t",
+    ],
+)
+def test_address_that_cannot_be_used(anywhere: Notifyq, dsn: str) -> None:
+    assert "s3cr3t" not in anywhere.refused("ping", "--dsn", dsn)
+
+
+@pytest.mark.xfail(reason="notifyq.config.masked knows only user:password@host", strict=True)
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "host=h user=me password=s3cr3t",
+        "postgresql://me:s3cr3t/half@h/x",
+        "postgresql://me:s3cr3t#half@h/x",
+    ],
+)
+def test_address_with_its_password_in_another_place(anywhere: Notifyq, dsn: str) -> None:
+    assert "s3cr3t" not in anywhere.refused("ping", "--dsn", dsn)
+
+
+def test_option_of_the_address_that_the_server_does_not_know(
+    notifyq: Notifyq, shared_database: str
+) -> None:
+    line = notifyq.refused("ping", "--dsn", f"{shared_database}?no_such_option=1")
+    assert 'unrecognized configuration parameter "no_such_option"' in line
+
+
+def test_schema_that_is_not_installed(anywhere: Notifyq, empty_database: str) -> None:
+    for line in refusals(anywhere, COMMANDS, empty_database):
+        assert "install the schema with `notifyq init`" in line
+    assert anywhere.good("ping", "--dsn", empty_database).out == "ok\n"
+
+
+async def test_schema_that_is_older(anywhere: Notifyq, empty_database: str) -> None:
+    async with session(empty_database) as connection:
+        baseline = ROOT / "tests/migration/baseline_0001.sql"
+        await connection.execute(baseline.read_text(encoding="utf-8"))
+    for line in refusals(anywhere, [*COMMANDS, ("init",), ("demo",)], empty_database):
+        assert "run `notifyq migrate`" in line
+
+
+@pytest.fixture
+async def stranger(server: str) -> AsyncIterator[str]:
+    """Give the login of a database user without any right."""
+    async with session(server) as admin:
+        await admin.execute(f"create role test_stranger login password '{SECRET}'")
+        yield f"test_stranger:{SECRET.replace('%', '%25')}"
+        await admin.execute("drop role test_stranger")
+
+
+def test_user_without_rights(anywhere: Notifyq, shared_database: str, stranger: str) -> None:
+    dsn = with_login(shared_database, stranger)
+    for line in refusals(anywhere, COMMANDS, dsn):
+        assert "permission denied" in line
+        assert "ask the owner for one of the roles notifyq_publisher" in line
+    for line in refusals(anywhere, INSTALLERS, dsn):
+        assert "user test_stranger may not change schema messages" in line
+        assert "run as its owner" in line
+
+
+def test_traceback_is_for_those_who_ask(anywhere: Notifyq, server: str) -> None:
+    dsn = with_login(server, f"postgres:{SECRET}")
+    for args in (("--debug", "queues"), ("queues", "--debug")):
+        result = anywhere(*args, env={"NOTIFYQ_DSN": dsn})
+        assert result.code == 1
+        assert "Traceback" in result.err
+        assert "AccessDeniedError" in result.err
+        assert SECRET not in result.err

@@ -1,0 +1,282 @@
+"""`notifyq dead watch`: misses nothing, whatever ends the server, the command, or the watch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.programs import Running
+from database import install, open_session, session
+from notifyq.embedded import Server, debian_binaries, wheel_binaries
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from cli.programs import Notifyq
+    from database import Connect, Connection
+
+LISTENS = "ListenerConnected"
+# The file is written beside and renamed, so that a reader finds all of it or nothing.
+WRITE = "cat > $0.new && mv $0.new $0"
+
+
+async def kill(connection: Connection, quantity: int = 1, queue: str = "default") -> list[int]:
+    """Let messages die and return their ids."""
+    await connection.fetch(
+        "select messages.publish_many($1, array(select to_jsonb(n) from generate_series(1, $2) n))",
+        queue,
+        quantity,
+    )
+    rows = await connection.fetch(
+        "select c.id, messages.finish(c.id, c.lock_token, 'failed', E'no\\ngood') "
+        "from messages.claim(array[$1], $2) as c",
+        queue,
+        quantity,
+    )
+    return sorted(row["id"] for row in rows)
+
+
+def watch(database: str, *args: str | Path) -> Running:
+    running = Running(database, "dead", "watch", *args)
+    running.hear(LISTENS)
+    return running
+
+
+def ids(watching: Running, quantity: int) -> list[int]:
+    return sorted(json.loads(watching.line())["id"] for _ in range(quantity))
+
+
+async def test_message_is_printed_as_soon_as_it_is_dead(
+    database: str, connection: Connection
+) -> None:
+    with watch(database) as watching:
+        (first,) = await kill(connection)
+        assert f" default {first} failed: no\n" in watching.line()
+        (second,) = await kill(connection)
+        assert f" default {second} failed: no\n" in watching.line()
+        assert watching.stop(signal.SIGTERM)[:2] == (0, "")
+
+
+async def test_only_the_queue_that_was_asked_for(database: str, connection: Connection) -> None:
+    await connection.fetchval("select messages.create_queue('other')")
+    with watch(database, "--queue", "other", "--json") as watching:
+        await kill(connection)
+        expected = await kill(connection, queue="other")
+        assert ids(watching, 1) == expected
+        result = watching.stop(signal.SIGINT)
+        assert (result.code, result.out) == (0, "")
+
+
+async def test_message_that_commits_late_is_not_missed(
+    database: str, connect: Connect, connection: Connection
+) -> None:
+    late = await connect()
+    with watch(database, "--json") as watching:
+        open_transaction = late.transaction()
+        await open_transaction.start()
+        behind = await kill(late)
+        ahead = await kill(connection, 3)
+        assert min(ahead) > min(behind)
+        assert ids(watching, 3) == ahead
+        await open_transaction.commit()
+        assert ids(watching, 1) == behind
+
+
+async def test_state_goes_on_after_a_kill(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    with watch(database, "--json", "--state", state) as watching:
+        first = await kill(connection, 2)
+        assert ids(watching, 2) == first
+        assert watching.stop(signal.SIGTERM).code == 0
+    missed = await kill(connection, 2)
+    with watch(database, "--json", "--state", state) as watching:
+        assert ids(watching, 2) == missed
+        assert watching.stop(signal.SIGKILL).code == -signal.SIGKILL
+    third = await kill(connection)
+    with watch(database, "--json", "--state", state) as watching:
+        heard = ids(watching, 1)
+        # What was printed just before the kill may come again; nothing is left out.
+        while heard[-1] in missed:
+            heard = ids(watching, 1)
+        assert heard == third
+        assert watching.stop(signal.SIGTERM).out == ""
+
+
+async def test_command_gets_each_message_on_its_input(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    command = f"cat >> {tmp_path}/got; echo heard"
+    with watch(database, "--exec", command, "--state", tmp_path / "state") as watching:
+        expected = await kill(connection, 3)
+        assert [watching.line() for _ in range(3)] == ["heard\n"] * 3
+        assert watching.stop(signal.SIGTERM).code == 0
+    rows = [json.loads(line) for line in (tmp_path / "got").read_text().splitlines()]
+    assert [row["id"] for row in rows] == expected
+    assert rows[0]["details"] == "no\ngood"
+    assert rows[0]["message"] == 1
+
+
+async def test_command_that_fails_gets_its_message_again_and_no_other_one(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    failing = f"cat >> {tmp_path}/got; test $(wc -l < {tmp_path}/got) -ne 3"
+    with watch(database, "--exec", failing, "--state", state) as watching:
+        async with connection.transaction():  # all in one batch
+            expected = await kill(connection, 5)
+        result = watching.end()
+    assert result.code == 1
+    last = result.err.splitlines()[-1]
+    assert last.startswith(f"notifyq: the command for dead message {expected[2]} ended with")
+    assert "Traceback" not in result.err
+    with watch(database, "--exec", failing, "--state", state) as watching:
+        late = await kill(connection)
+        with watch(database) as fence:  # the watch before has looked by the time this one does
+            assert fence.stop(signal.SIGTERM).code == 0
+        while len((tmp_path / "got").read_text().splitlines()) < 7:
+            assert watching.process.poll() is None
+            await asyncio.sleep(0.01)
+        assert watching.stop(signal.SIGTERM).code == 0
+    got = [json.loads(line)["id"] for line in (tmp_path / "got").read_text().splitlines()]
+    assert got == [*expected[:3], *expected[2:], *late]
+
+
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [("exit 3", "ended with exit code 3"), ("kill -9 $$", "was ended by signal 9")],
+)
+async def test_end_of_a_command_is_told(
+    database: str, connection: Connection, command: str, how: str
+) -> None:
+    with watch(database, "--exec", command) as watching:
+        (dead,) = await kill(connection)
+        result = watching.end()
+    assert result.code == 1
+    assert f"notifyq: the command for dead message {dead} {how}" in result.err
+
+
+async def test_command_that_has_begun_comes_to_its_end(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    state, gate = tmp_path / "state", tmp_path / "gate"
+    with watch(
+        database, "--exec", f"echo began; cat {gate} >/dev/null; echo ended", "--state", state
+    ) as watching:
+        import os
+
+        os.mkfifo(gate)
+        (dead,) = await kill(connection)
+        assert watching.line() == "began\n"
+        watching.process.send_signal(signal.SIGTERM)
+        with gate.open("w"):
+            pass
+        assert watching.line() == "ended\n"
+        assert watching.end().code == 0
+    assert state.read_text().splitlines()[1:] == [str(dead)]
+
+
+async def test_second_signal_ends_the_command_too(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    with watch(
+        database,
+        "--exec",
+        "echo began; sleep 600",
+        "--state",
+        state,
+    ) as watching:
+        await kill(connection)
+        assert watching.line() == "began\n"
+        watching.process.send_signal(signal.SIGTERM)
+        watching.process.send_signal(signal.SIGINT)
+        assert watching.end().code == 0
+    assert len(state.read_text().splitlines()) == 1
+
+
+BAD_STATES = {
+    "empty": (b"", "is not a file that --state wrote"),
+    "binary": (bytes(range(256)), "is not a file that --state wrote"),
+    "other": (b'{"some": "json"}\n', "is not a file that --state wrote"),
+    "deep": (b"[" * 100_000 + b"\n", "is not a file that --state wrote"),
+    "snapshot": (b'{"system": "1", "snapshot": "x"}\n', "is not a file that --state wrote"),
+    "ids": (b'{"system": "1", "snapshot": "1:2:"}\nx\n', "is not a file that --state wrote"),
+    "server": (b'{"system": "1", "snapshot": "1:2:"}\n', "is of another server"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_STATES)
+def test_state_that_cannot_be_used(notifyq: Notifyq, tmp_path: Path, kind: str) -> None:
+    text, why = BAD_STATES[kind]
+    state = tmp_path / "state"
+    state.write_bytes(text)
+    line = notifyq.refused("dead", "watch", "--state", str(state))
+    assert f"{state} {why}: delete it to begin now" in line
+    assert state.read_bytes() == text
+
+
+async def test_state_of_another_watch_or_in_no_place(
+    notifyq: Notifyq, database: str, connection: Connection, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    with watch(database, "--state", state) as watching:
+        assert watching.stop(signal.SIGTERM).code == 0
+    line = notifyq.refused("dead", "watch", "--state", str(state), "--queue", "default")
+    assert f"{state} is of all queues: delete it to begin now" in line
+    for path, why in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "no/such/folder", "No such file or directory"),
+        (state / "below", "Not a directory"),
+    ):
+        assert why in notifyq.refused("dead", "watch", "--state", str(path))
+
+
+@pytest.fixture
+async def own_server() -> AsyncIterator[Server]:
+    """Give a server with the schema that the test may stop; it keeps its port."""
+    with socket.socket() as free, tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
+        Path(folder).chmod(0o711)
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        server = Server(
+            Path(folder) / "server",
+            binaries=debian_binaries() or wheel_binaries(),
+            settings={"port": str(port)},
+        )
+        try:
+            async with session(server.start()) as connection:
+                await install(connection)
+            yield server
+        finally:
+            server.stop()
+
+
+async def test_restart_of_the_server_is_survived(own_server: Server, tmp_path: Path) -> None:
+    dsn = own_server.dsn
+    with watch(dsn, "--json", "--state", tmp_path / "state") as watching:
+        connection = await open_session(dsn)
+        before = await kill(connection)
+        assert ids(watching, 1) == before
+        await connection.close()
+        own_server.stop()
+        own_server.start()
+        connection = await open_session(dsn)
+        expected = await kill(connection, 2)
+        assert ids(watching, 2) == expected
+        watching.hear("again=True")
+        heard = await kill(connection)
+        assert ids(watching, 1) == heard
+        await connection.close()
+        result = watching.stop(signal.SIGTERM)
+    assert (result.code, result.out) == (0, "")
+    assert "Traceback" not in result.err

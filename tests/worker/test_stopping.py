@@ -1,0 +1,425 @@
+"""Stopping: what runs may end, what is left goes back at once, and the process does end."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from database import Connection, expire, publish, rows, value
+from notifyq import App, Message, Worker
+from notifyq.events import (
+    HandlerStuck,
+    MessageFinished,
+    MessagesClaimed,
+    WorkerStopped,
+    WorkerStopping,
+)
+from notifyq.inbox import Inbox
+from worker.running import Events, statuses, working
+
+
+async def live_states(connection: Connection) -> list[tuple[str, int, Any]]:
+    found = await connection.fetch(
+        "select state::text, attempts, locked_by from messages.message order by id"
+    )
+    return [tuple(row) for row in found]
+
+
+class Gate:
+    """Handlers wait here, and say so."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.opened = asyncio.Event()
+        self._news = asyncio.Event()
+
+    async def wait(self) -> None:
+        self.waiting += 1
+        self._news.set()
+        await self.opened.wait()
+
+    async def until_waiting(self, quantity: int) -> None:
+        async with asyncio.timeout(10):
+            while self.waiting < quantity:
+                self._news.clear()
+                await self._news.wait()
+
+
+async def test_a_stop_lets_running_handlers_end_and_claims_no_more(
+    app: App, events: Events, connection: Connection
+) -> None:
+    gate = Gate()
+    app.handler("q")(gate.wait)
+    await app.create_queues()
+    async with working(app, events, concurrency=3) as worker:
+        await publish(connection, 5, "q")
+        await gate.until_waiting(3)
+        worker.stop()
+        await publish(connection, 1, "q")
+        gate.opened.set()
+        await events.wait(WorkerStopped)
+    assert await statuses(connection) == {"success": 3}
+    assert await live_states(connection) == [("waiting", 0, None)] * 3
+    (stopped,) = events.of(WorkerStopped)
+    assert (stopped.handled, stopped.released) == (3, 0)
+
+
+async def test_after_the_grace_handlers_are_cancelled_and_their_messages_released(
+    app: App, events: Events, connection: Connection
+) -> None:
+    gate = Gate()
+    app.handler("q", lock_timeout=600)(gate.wait)
+    await app.create_queues()
+    began = time.monotonic()
+    async with working(app, events, grace=0.3):
+        await publish(connection, 3, "q")
+        await gate.until_waiting(3)
+        began = time.monotonic()
+    assert 0.3 <= time.monotonic() - began < 5
+    assert await live_states(connection) == [("waiting", 0, None)] * 3
+    assert events.of(WorkerStopped)[0].released == 3
+
+
+async def test_a_second_stop_does_not_wait_for_the_grace(
+    app: App, events: Events, connection: Connection
+) -> None:
+    gate = Gate()
+    app.handler("q", lock_timeout=600)(gate.wait)
+    await app.create_queues()
+    async with working(app, events, grace=600) as worker:
+        await publish(connection, 3, "q")
+        await gate.until_waiting(3)
+        worker.stop()
+        worker.stop()
+        await events.wait(WorkerStopped, seconds=5)
+    assert await live_states(connection) == [("waiting", 0, None)] * 3
+
+
+async def test_messages_of_a_claim_that_a_stop_overtakes_go_back_unhandled(
+    app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Inbox.claim
+    handled: list[Any] = []
+    app.handler("q", lock_timeout=600)(handled.append)
+    await app.create_queues()
+    await publish(connection, 3, "q")
+    worker = app.worker(sink=events)
+
+    async def claim(self: Inbox, *args: Any, **options: Any) -> list[Message]:
+        messages = await send(self, *args, **options)
+        worker.stop()
+        return messages
+
+    monkeypatch.setattr(Inbox, "claim", claim)
+    await asyncio.wait_for(app.work(worker), 20)
+    assert handled == []
+    assert await live_states(connection) == [("waiting", 0, None)] * 3
+    assert events.of(WorkerStopped)[0].released == 3
+
+
+@pytest.mark.parametrize("stops", [1, 2])
+async def test_a_handler_may_stop_its_own_worker(
+    app: App, events: Events, connection: Connection, stops: int
+) -> None:
+    workers: list[Worker] = []
+
+    @app.handler("async")
+    async def later() -> None:
+        for _ in range(stops):
+            workers[0].stop()
+
+    @app.handler("sync")
+    def sync() -> None:
+        for _ in range(stops):
+            workers[0].stop()
+
+    for queue in ("async", "sync"):
+        await app.create_queues()
+        await app.publish(queue, None)
+        workers[:] = [app.worker(queues=[queue], sink=events, poll=60)]
+        await asyncio.wait_for(app.work(workers[0]), 20)
+    # With two stops a thread may be given up in the moment that it ends.
+    assert len(events.of(WorkerStopped)) == 2
+    locked = await connection.fetchval(
+        "select count(*) from messages.message where state = 'locked'"
+    )
+    assert locked == 0
+    if stops == 1:
+        assert await statuses(connection) == {"success": 2}
+
+
+async def test_a_stop_before_the_start_ends_it_at_once(app: App, events: Events) -> None:
+    app.handler("q")(lambda: None)
+    worker = app.worker(sink=events)
+    worker.stop()
+    await asyncio.wait_for(app.work(worker), 20)
+    assert events.of(MessagesClaimed) == []
+
+
+async def test_a_worker_that_is_cancelled_drains_like_one_that_is_stopped(
+    app: App, events: Events, connection: Connection
+) -> None:
+    gate = Gate()
+    app.handler("q")(gate.wait)
+    await app.create_queues()
+    await publish(connection, 2, "q")
+    task = asyncio.create_task(app.work(app.worker(sink=events, upkeep=60)))
+    await gate.until_waiting(2)
+    task.cancel()
+    await events.wait(WorkerStopping)
+    gate.opened.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await statuses(connection) == {"success": 2}
+
+
+async def test_a_worker_that_is_cancelled_twice_leaves_nothing_running(
+    app: App, events: Events, connection: Connection
+) -> None:
+    gate = Gate()
+    app.handler("q")(gate.wait)
+    await app.create_queues()
+    await publish(connection, 2, "q")
+    task = asyncio.create_task(app.work(app.worker(sink=events, upkeep=60)))
+    await gate.until_waiting(2)
+    task.cancel()
+    await events.wait(WorkerStopping)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(events.of(WorkerStopped)) == 1  # and the leak guard looks for tasks
+
+
+async def test_a_sync_handler_that_is_stuck_is_given_up(
+    app: App, events: Events, connection: Connection
+) -> None:
+    started, let_go = threading.Event(), threading.Event()
+
+    @app.handler("q", lock_timeout=600)
+    def handle() -> None:
+        started.set()
+        let_go.wait(30)
+
+    await app.create_queues()
+    async with working(app, events, grace=0.2):
+        await publish(connection, 1, "q")
+        await asyncio.to_thread(started.wait, 10)
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    assert await live_states(connection) == [("waiting", 0, None)]
+    assert len(events.of(HandlerStuck)) == 1
+    let_go.set()
+
+
+async def test_a_handler_that_swallows_every_cancellation_does_not_keep_its_message(
+    app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notifyq.worker._SETTLE", 0.3)
+    started, may_end = asyncio.Event(), asyncio.Event()
+    tasks = []
+
+    @app.handler("q", lock_timeout=1)
+    async def handle() -> None:
+        if task := asyncio.current_task():
+            tasks.append(task)
+        started.set()
+        while not may_end.is_set():
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                continue
+
+    await app.create_queues()
+    async with working(app, events, grace=0.1):
+        (message_id,) = await publish(connection, 1, "q")
+        await started.wait()
+    # Nobody extends its lock any more.
+    await expire(connection, message_id)
+    assert await value(connection, "reap") == 1
+    may_end.set()
+    await asyncio.wait(tasks)
+
+
+# From here on the worker is a process of its own.
+
+PROGRAM = """
+import asyncio, os, sys, time
+from notifyq import App
+app = App()
+
+def say_started():
+    os.write(1, b"started\\n")  # whole lines, also from threads
+
+@app.handler("slow", lock_timeout=600)
+async def slow(seconds: float):
+    say_started()
+    await asyncio.sleep(seconds)
+    return "done"
+
+@app.handler("stuck", lock_timeout=600)
+def stuck(seconds: float):
+    say_started()
+    time.sleep(seconds)
+
+@app.handler("short", lock_timeout=1, max_attempts=2, backoff=0)
+async def short(seconds: float):
+    say_started()
+    await asyncio.sleep(seconds)
+"""
+
+
+class Process:
+    """A worker in a process, and what it prints."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def started(self, quantity: int = 1) -> None:
+        """Wait until so many handlers have begun."""
+        assert self._process.stdout is not None
+        for _ in range(quantity):
+            line = await asyncio.wait_for(self._process.stdout.readline(), 20)
+            assert line == b"started\n"
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def ended(self, seconds: float = 20) -> int:
+        """Wait for its end and return its exit code."""
+        return await asyncio.wait_for(self._process.wait(), seconds)
+
+
+@asynccontextmanager
+async def process(tmp_path: Path, dsn: str, *options: str) -> AsyncIterator[Process]:
+    (tmp_path / "handlers.py").write_text(PROGRAM)
+    running = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "notifyq", "worker", "handlers:app", "--log-level", "error", *options),
+        cwd=tmp_path,
+        env=os.environ | {"NOTIFYQ_DSN": dsn},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Process(running)
+    finally:
+        if running.returncode is None:
+            running.kill()
+        await running.wait()
+        running._transport.close()  # type: ignore[attr-defined]
+
+
+async def create_queues(connection: Connection) -> None:
+    for queue in ("slow", "stuck"):
+        await value(connection, "create_queue", name=queue, lock_timeout="10 minutes")
+    await value(
+        connection,
+        "create_queue",
+        name="short",
+        lock_timeout="1 second",
+        max_attempts=2,
+        backoff="0",
+    )
+
+
+@pytest.fixture
+async def queues(connection: Connection) -> None:
+    await connection.set_type_codec(
+        "interval", schema="pg_catalog", encoder=str, decoder=str, format="text"
+    )
+    await create_queues(connection)
+
+
+async def send(connection: Connection, queue: str, seconds: float, quantity: int) -> None:
+    await rows(connection, "publish_many", queue=queue, messages=[seconds] * quantity)
+
+
+@pytest.mark.usefixtures("queues")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_all_running_handlers_end(
+    database: str, connection: Connection, tmp_path: Path, number: signal.Signals
+) -> None:
+    await send(connection, "slow", 1, 50)
+    async with process(tmp_path, database, "-c", "40", "--grace", "20s") as worker:
+        await worker.started(40)
+        worker.send(number)
+        assert await worker.ended() == 0
+    assert await statuses(connection) == {"success": 40}
+    assert await live_states(connection) == [("waiting", 0, None)] * 10
+
+
+@pytest.mark.usefixtures("queues")
+async def test_a_process_ends_soon_after_the_grace_whatever_its_handlers_do(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    await send(connection, "slow", 600, 3)
+    await send(connection, "stuck", 600, 3)
+    async with process(tmp_path, database, "--grace", "500ms") as worker:
+        await worker.started(6)
+        began = time.monotonic()
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 0
+        assert 0.5 <= time.monotonic() - began < 6
+    assert await live_states(connection) == [("waiting", 0, None)] * 6
+
+
+@pytest.mark.usefixtures("queues")
+async def test_a_second_signal_ends_it_at_once(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    await send(connection, "slow", 600, 3)
+    await send(connection, "stuck", 600, 3)
+    async with process(tmp_path, database, "--grace", "10m") as worker:
+        await worker.started(6)
+        worker.send(signal.SIGTERM)
+        worker.send(signal.SIGINT)  # two of a kind could become one on their way
+        assert await worker.ended(6) == 0
+    assert await live_states(connection) == [("waiting", 0, None)] * 6
+
+
+@pytest.mark.usefixtures("queues")
+async def test_what_a_killed_worker_held_is_handled_by_another(
+    database: str, connection: Connection, tmp_path: Path, app: App, events: Events
+) -> None:
+    await send(connection, "short", 600, 3)
+    async with process(tmp_path, database, "-q", "short") as worker:
+        await worker.started(3)
+        worker.send(signal.SIGKILL)
+        assert await worker.ended() == -signal.SIGKILL
+
+        @app.handler("short")
+        async def short(message: Message) -> int:
+            return message.attempts
+
+        # With its own upkeep: no cron runs in the database of a test.
+        async with working(app, events, upkeep=0.2, poll=0.2):
+            await events.wait(MessageFinished, 3, status="success")
+    results = await connection.fetch("select result from messages.message_archive")
+    assert [row[0] for row in results] == [2, 2, 2]
+
+
+@pytest.mark.usefixtures("queues")
+async def test_a_worker_that_was_frozen_past_its_lock_changes_nothing(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    await send(connection, "short", 1, 1)
+    async with process(tmp_path, database, "-q", "short", "--grace", "10s") as worker:
+        await worker.started()
+        worker.send(signal.SIGSTOP)
+        ids = await connection.fetch("select id from messages.message")
+        await expire(connection, *(row[0] for row in ids))
+        await value(connection, "reap")
+        (claimed,) = await rows(connection, "claim", queues=["short"], worker="thief")
+        worker.send(signal.SIGCONT)
+        worker.send(signal.SIGTERM)
+        assert await worker.ended() == 0
+        assert await live_states(connection) == [("locked", 2, "thief")]
+        assert await value(connection, "finish", id=claimed["id"], lock_token=claimed["lock_token"])
+    assert await statuses(connection) == {"success": 1}
