@@ -126,8 +126,8 @@ start_engine() {
   # docker0 and the firewall belong to the whole machine: one private engine at a time. The engine
   # inherits the lock, so it falls with the engine even if this script is killed.
   exec 9<"$(command -v dockerd)"
-  flock --nonblock 9 || { say 'waiting for another private engine to end'; flock --timeout 900 9; } ||
-    unavailable 'another private engine has been running for 15 minutes'
+  flock --nonblock 9 || say 'waiting for another private engine to end'
+  flock --timeout 900 9 || unavailable 'another private engine has been running for 15 minutes'
   save_firewall
   export DOCKER_HOST=unix://$work/s
   if ! launch_engine; then

@@ -8,17 +8,14 @@ import os
 import secrets
 import socket
 import time
-from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from notifyq import sql
+from notifyq.crew import SETTLE, Crew
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.events import (
     Event,
-    HandlerStuck,
-    LockLost,
-    MessageFinished,
     MessagesClaimed,
     OrphansReleased,
     Sink,
@@ -27,15 +24,12 @@ from notifyq.events import (
     WorkerStopping,
     log_sink,
 )
-from notifyq.executor import Cause, Execution
-from notifyq.heartbeat import Heartbeat, Key, Lock
 from notifyq.inbox import Inbox
 from notifyq.listener import Listener
-from notifyq.model import Failed, Outcome, Released, Success
-from notifyq.threads import Threads
 from notifyq.upkeep import Upkeep
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Coroutine, Sequence
     from datetime import timedelta
 
@@ -46,10 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("notifyq.worker")
 
-_SETTLE = 10.0
-"""Seconds that cancelled handlers and their settlements get at a stop."""
-_WATCH = 0.1
-"""Seconds between two looks at timeouts and locks of running handlers."""
 _DOUBT = 5.0
 """Seconds after a claim without an answer in which the server may still carry it out."""
 _BARREN = 10
@@ -92,17 +82,17 @@ class Worker:
         self._sink = _guarded(sink)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._inbox = Inbox(database, self.name)
-        self._threads = Threads()
-        self._heartbeat = Heartbeat(self._lock_lost)
-        self._running: dict[Key, Execution] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
+        self._crew = Crew(self._inbox, self._sink, on_free=self._wake.set, on_failure=self._fail)
         self._home: asyncio.AbstractEventLoop | None = None
         self._stops = 0
         self._doubt_ends = 0.0
         self._failure: BaseException | None = None
-        self.counts: Counter[str] = Counter()
+
+    @property
+    def counts(self) -> Counter[str]:
         """Messages by how they were settled: an archive status, `released`, or `lost`."""
+        return self._crew.counts
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -121,7 +111,7 @@ class Worker:
     def _stop_requested(self) -> None:
         self._wake.set()
         if self._stops > 1:
-            self._cancel_all()
+            self._crew.cancel()
 
     async def run(self) -> None:
         """Work until `stop()`, or until the database is gone for longer than the retries last."""
@@ -140,7 +130,7 @@ class Worker:
                 settings=self._database.settings,
                 name="notifyq worker",
                 ping=settings.ping.total_seconds(),
-                services=[self._heartbeat.serve],
+                services=[self._crew.heartbeat.serve],
                 sink=self._sink,
             ) as listener,
         ):
@@ -149,7 +139,7 @@ class Worker:
             upkeep = Upkeep(self._database, settings.upkeep.total_seconds(), self._sink)
             services = [
                 self._serve(upkeep.serve()),
-                self._serve(self._watch()),
+                self._serve(self._crew.watch()),
             ]
             try:
                 await self._claim_until_stopped()
@@ -157,7 +147,7 @@ class Worker:
                 try:
                     await self._drain()
                 finally:
-                    await self._abandon(services)
+                    await self._end(services)
         if self._failure is not None:
             raise self._failure
 
@@ -181,8 +171,7 @@ class Worker:
 
     @property
     def _free(self) -> int:
-        # A thread whose handler was given up still works: its slot is not free.
-        return self._settings.concurrency - len(self._running) - self._threads.stuck
+        return self._settings.concurrency - self._crew.busy
 
     async def _claim(self) -> int:
         if self._doubt_ends > time.monotonic():
@@ -215,7 +204,7 @@ class Worker:
         self._sink(MessagesClaimed(quantity=len(messages), queues=tuple(queues)))
         if not self._stops:
             for message in messages:
-                self._start(message, since)
+                self._crew.start(self._registry[message.queue], message, since)
             return
         # The stop came while the claim was under way.
         try:
@@ -232,115 +221,28 @@ class Worker:
     async def _release_orphans(self) -> None:
         """After a claim without an answer: it may have locked messages that nobody knows of."""
         try:
-            orphans = await self._inbox.release_orphans([id_ for id_, _token in self._running])
+            orphans = await self._inbox.release_orphans(self._crew.ids())
         except DatabaseUnavailableError as gone:
             self._fail(gone)
             return
         if orphans:
             self._sink(OrphansReleased(quantity=orphans))
 
-    def _start(self, message: Message, since: float) -> None:
-        handler = self._registry[message.queue]
-        execution = Execution(handler, message)
-        lock = Lock.granted(message, since, extends=handler.heartbeat)
-        self._running[lock.key] = execution
-        self._heartbeat.add(lock)
-        task = asyncio.create_task(self._handle(execution, lock))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _handle(self, execution: Execution, lock: Lock) -> None:
-        message = execution.message
-        started = execution.started = time.monotonic()
-        try:
-            outcome = await execution.outcome(self._threads)
-            run = time.monotonic() - started
-            self._heartbeat.remove(lock)
-            held = await self._inbox.settle(message, outcome)
-            self._report(message, outcome, run, held=held)
-        except Exception as error:  # noqa: BLE001  whatever it is, the worker must not go on
-            self._fail(error)
-        finally:
-            self._heartbeat.remove(lock)
-            del self._running[lock.key]
-            self._wake.set()
-
-    def _report(self, message: Message, outcome: Outcome, run: float, *, held: bool) -> None:
-        status = _status(outcome)
-        self.counts[status if held else "lost"] += 1
-        if not held:
-            self._sink(
-                LockLost(queue=message.queue, message_id=message.id, lock_token=message.lock_token)
-            )
-            return
-        locked_at = message.locked_at or message.created_at
-        self._sink(
-            MessageFinished(
-                queue=message.queue,
-                message_id=message.id,
-                status=status,
-                wait=(locked_at - message.created_at).total_seconds(),
-                run=run,
-                details=getattr(outcome, "details", getattr(outcome, "reason", None)),
-            )
-        )
-
-    async def _watch(self) -> None:
-        """Stop handlers that are past their timeout or their lock."""
-        while True:
-            await asyncio.sleep(_WATCH)
-            now = time.monotonic()
-            for lock in self._heartbeat.expired():
-                self._stop(lock.key, Cause.LOCK)
-            for key, execution in list(self._running.items()):
-                timeout, started = execution.handler.timeout, execution.started
-                if timeout is None or started is None:
-                    continue
-                if now - started >= timeout.total_seconds():
-                    self._stop(key, Cause.TIMEOUT)
-
-    def _stop(self, key: Key, cause: Cause) -> None:
-        execution = self._running.get(key)
-        if execution is None or not execution.is_running or execution.cause is not None:
-            return
-        execution.stop(cause)
-        if not execution.handler.is_async:
-            message = execution.message
-            self._sink(HandlerStuck(queue=message.queue, message_id=message.id))
-
-    def _cancel_all(self) -> None:
-        for key in list(self._running):
-            self._stop(key, Cause.STOP)
-
     async def _drain(self) -> None:
-        """Let handlers end within the grace, then cancel them; wait until all are settled."""
         grace = self._settings.grace.total_seconds()
-        self._sink(WorkerStopping(worker=self.name, running=len(self._running), grace=grace))
-        await self._wait_until_idle(grace, hurried=lambda: self._stops > 1)
-        give_up = time.monotonic() + _SETTLE
-        while self._running and time.monotonic() < give_up:
-            # Again and again: a handler may be about to start.
-            self._cancel_all()
-            await self._wait_until_idle(0.2)
+        self._sink(WorkerStopping(worker=self.name, running=len(self._crew), grace=grace))
+        await self._crew.drain(grace, hurried=lambda: self._stops > 1)
 
-    async def _abandon(self, services: list[asyncio.Task[None]]) -> None:
-        """End whatever still runs; what is not settled by now is left to the reaper."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            _, left = await asyncio.wait(self._tasks, timeout=1)
-            if left:
-                # Their locks are extended no more, so other workers get the messages.
-                log.error("%d handlers do not end although they were cancelled", len(left))
+    async def _end(self, services: list[asyncio.Task[None]]) -> None:
+        await self._crew.abandon()
         for service in services:
             service.cancel()
         await asyncio.wait(services)
         await self._inbox.close()
         if self._doubt_ends > time.monotonic():
             with suppress(TimeoutError):
-                async with asyncio.timeout(_SETTLE):
+                async with asyncio.timeout(SETTLE):
                     await self._release_orphans()
-        self._threads.close()
         self._sink(
             WorkerStopped(
                 worker=self.name,
@@ -349,24 +251,11 @@ class Worker:
             )
         )
 
-    async def _wait_until_idle(
-        self, seconds: float, hurried: Callable[[], bool] = lambda: False
-    ) -> None:
-        """Wait until every claimed message is settled, for so long, or until hurried."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._running and not hurried():
-                    self._wake.clear()
-                    await self._wake.wait()
-
     def _hear(self, _channel: str, payload: str) -> None:
         # A payload is a hint that anybody may forge: it decides on a look, and on nothing else.
         queue = payload.rpartition(":")[0]
         if not queue or queue in self._queues:
             self._wake.set()
-
-    def _lock_lost(self, key: Key) -> None:
-        self._tell_home(self._stop, key, Cause.LOCK)
 
     def _tell_home(self, function: Callable[..., None], *args: Any) -> None:
         if self._home is not None:
@@ -406,15 +295,3 @@ def _guarded(sink: Sink) -> Sink:
             log.exception("a sink failed on %s", type(event).__name__)
 
     return emit
-
-
-def _status(outcome: Outcome) -> str:
-    match outcome:
-        case Success():
-            return "success"
-        case Released():
-            return "released"
-        case Failed():
-            return outcome.status.value
-        case _:
-            return "rejected"

@@ -65,6 +65,6 @@ def count(notifyq: Notifyq, queue: str) -> Callable[[], int]:
 
     def waiting() -> int:
         rows = notifyq.good("queues", "--json").data
-        return next(row["waiting"] + row["scheduled"] for row in rows if row["queue"] == queue)
+        return sum(row["waiting"] + row["scheduled"] for row in rows if row["queue"] == queue)
 
     return waiting

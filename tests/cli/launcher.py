@@ -31,7 +31,7 @@ def _command(request: dict[str, Any]) -> int:
         main()
     except SystemExit as stop:
         return int(stop.code or 0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  what Python itself would do
         traceback.print_exc()
         return 1
     return 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -147,14 +150,14 @@ class Running:
         return Result(self.process.returncode, out, self.heard + err)
 
 
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Terminal:
     """A command in a terminal of 80 columns and 24 lines."""
 
     def __init__(self, dsn: str, *args: str) -> None:
-        import fcntl
-        import struct
-        import termios
-
         self._ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.process = subprocess.Popen(
@@ -164,7 +167,7 @@ class Terminal:
             stderr=theirs,
             env=environment(NOTIFYQ_DSN=dsn, TERM="xterm-256color"),
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_take_terminal,  # noqa: PLW1509  tests have no threads
         )
         os.close(theirs)
         self.shown = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,11 +51,10 @@ def test_queue_lives_from_create_to_drop(notifyq: Notifyq) -> None:
     assert run("queues", "create", name, *policy).out == f"created {name}\n"
     assert run("queues", "create", name).out == f"{name} exists, nothing changed\n"
     row = next(row for row in run("queues", "--json").data if row["queue"] == name)
-    assert row == {
-        **{"queue": name, "waiting": 0, "scheduled": 0, "locked": 0, "expired": 0},
-        **{"oldest_waiting_at": None, "lock_timeout": 90.0, "max_attempts": 5, "paused": False},
-        **{"backoff": 0.25, "backoff_max": 3600.0, "bell": "off", "retention": 604800.0},
-    }
+    counts = {"waiting": 0, "scheduled": 0, "locked": 0, "expired": 0, "oldest_waiting_at": None}
+    times = {"lock_timeout": 90, "backoff": 0.25, "backoff_max": 3600, "retention": 604800}
+    rest = {"queue": name, "max_attempts": 5, "paused": False, "bell": "off"}
+    assert row == counts | times | rest
     assert run("queues", "alter", name, "--max-attempts", "2").out == f"changed {name}\n"
     assert run("queues", "pause", name).out == f"paused {name}\n"
     assert run("queues", "pause", name).out == f"{name} was paused already\n"
@@ -62,9 +62,7 @@ def test_queue_lives_from_create_to_drop(notifyq: Notifyq) -> None:
     assert run("queues", "resume", name).out == f"resumed {name}\n"
     assert run("queues", "resume", name).out == f"{name} was not paused\n"
     publish(notifyq, name, 1)
-    assert "--force" in notifyq.refused("queues", "drop", name) or "force" in notifyq.refused(
-        "queues", "drop", name
-    )
+    assert "force" in notifyq.refused("queues", "drop", name)
     assert run("queues", "drop", name, "--force").out == f"dropped {name} and 1 live messages\n"
     assert "there is no queue" in notifyq.refused("queues", "drop", name)
 
@@ -245,8 +243,6 @@ async def test_lists_fit_a_terminal(notifyq: Notifyq, shared_database: str, queu
 
 def plain(text: str) -> list[str]:
     """Lines without colours."""
-    import re
-
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "").splitlines()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
+import os
 import signal
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from cli.programs import Running, Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from resource import struct_rusage
 
     from cli.programs import Notifyq
 
@@ -175,9 +176,7 @@ def test_memory_does_not_grow_with_the_input(shared_database: str, queue: str) -
     assert usage.ru_maxrss < 120_000  # KiB; the input has 50 MB
 
 
-def wait4(process: subprocess.Popen[str]) -> tuple[int, int, resource.struct_rusage]:
-    import os
-
+def wait4(process: subprocess.Popen[str]) -> tuple[int, int, struct_rusage]:
     pid, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return pid, process.returncode, usage

@@ -11,7 +11,7 @@ import pytest
 from database import ROOT, session, with_database
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from cli.programs import Notifyq
 
@@ -40,7 +40,7 @@ INSTALLERS = [("init",), ("migrate",), ("demo",)]
 SECRET = "s3cr3t-%2Fpass"
 
 
-def refusals(notifyq: Notifyq, commands: list[tuple[str, ...]], dsn: str) -> Iterator[str]:
+def refusals(notifyq: Notifyq, commands: Sequence[tuple[str, ...]], dsn: str) -> Iterator[str]:
     for command in commands:
         line = notifyq.refused(*command, stdin="1\n", env={"NOTIFYQ_DSN": dsn})
         assert SECRET not in line

@@ -104,10 +104,10 @@ def test_version_is_printed(anywhere: Notifyq) -> None:
 
 
 def test_every_command_has_help_of_80_columns(anywhere: Notifyq) -> None:
-    pending = [()]
+    pending: list[tuple[str, ...]] = [()]
     seen = 0
     while pending:
-        args: tuple[str, ...] = pending.pop()
+        args = pending.pop()
         text = anywhere.good(*args, "--help", env={"COLUMNS": "80"}).out
         assert text.startswith(f"Usage: {' '.join(['notifyq', *args])}")
         assert max(map(len, text.splitlines())) <= 80

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
 import signal
 import socket
 import tempfile
@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import Running
-from database import install, open_session, session
+from database import install, open_session, session, until
 from notifyq.embedded import Server, debian_binaries, wheel_binaries
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from cli.programs import Notifyq
     from database import Connect, Connection
 
 LISTENS = "ListenerConnected"
-# The file is written beside and renamed, so that a reader finds all of it or nothing.
-WRITE = "cat > $0.new && mv $0.new $0"
 
 
 async def kill(connection: Connection, quantity: int = 1, queue: str = "default") -> list[int]:
@@ -140,11 +138,11 @@ async def test_command_that_fails_gets_its_message_again_and_no_other_one(
     assert "Traceback" not in result.err
     with watch(database, "--exec", failing, "--state", state) as watching:
         late = await kill(connection)
-        with watch(database) as fence:  # the watch before has looked by the time this one does
-            assert fence.stop(signal.SIGTERM).code == 0
-        while len((tmp_path / "got").read_text().splitlines()) < 7:
-            assert watching.process.poll() is None
-            await asyncio.sleep(0.01)
+
+        async def all_came() -> bool:
+            return len((tmp_path / "got").read_text().splitlines()) == 7
+
+        await until(all_came, "the message that failed, two more, and a new one came")
         assert watching.stop(signal.SIGTERM).code == 0
     got = [json.loads(line)["id"] for line in (tmp_path / "got").read_text().splitlines()]
     assert got == [*expected[:3], *expected[2:], *late]
@@ -164,6 +162,14 @@ async def test_end_of_a_command_is_told(
     assert f"notifyq: the command for dead message {dead} {how}" in result.err
 
 
+async def test_command_need_not_read_its_input(database: str, connection: Connection) -> None:
+    with watch(database, "--exec", "exec 0<&-; echo called") as watching:
+        for _ in range(3):
+            await kill(connection, 5)
+            assert [watching.line() for _ in range(5)] == ["called\n"] * 5
+        assert watching.stop(signal.SIGTERM).code == 0
+
+
 async def test_command_that_has_begun_comes_to_its_end(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
@@ -171,8 +177,6 @@ async def test_command_that_has_begun_comes_to_its_end(
     with watch(
         database, "--exec", f"echo began; cat {gate} >/dev/null; echo ended", "--state", state
     ) as watching:
-        import os
-
         os.mkfifo(gate)
         (dead,) = await kill(connection)
         assert watching.line() == "began\n"

@@ -114,7 +114,7 @@ async def test_a_handler_whose_lock_is_taken_is_stopped_and_its_outcome_dropped(
 ) -> None:
     running = asyncio.Event()
 
-    @app.handler("q", lock_timeout=1)
+    @app.handler("q", lock_timeout=3)
     async def handle() -> None:
         running.set()
         await asyncio.Event().wait()
@@ -122,9 +122,12 @@ async def test_a_handler_whose_lock_is_taken_is_stopped_and_its_outcome_dropped(
     async with working(app, events) as worker:
         message_id = await app.publish("q", None)
         await running.wait()
+        began = time.monotonic()
         await expire(connection, message_id)
         await value(connection, "reap")
         (lost,) = await events.wait(LockLost)
+        # Known by the first heartbeat, not by the end of the three seconds.
+        assert time.monotonic() - began < 2
         assert (lost.message_id, lost.lock_token) == (message_id, 1)
     assert dict(worker.counts) == {"lost": 1}
     assert await statuses(connection) == {"lock_expired": 1}

@@ -222,7 +222,7 @@ async def test_a_sync_handler_that_is_stuck_is_given_up(
 async def test_a_handler_that_swallows_every_cancellation_does_not_keep_its_message(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.worker._SETTLE", 0.3)
+    monkeypatch.setattr("notifyq.crew.SETTLE", 0.3)
     started, may_end = asyncio.Event(), asyncio.Event()
     tasks = []
 

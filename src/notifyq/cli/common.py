@@ -227,15 +227,10 @@ def when(value: datetime, *, full: bool = False) -> str:
 def span(value: timedelta) -> str:
     """A duration as people read it: 12 ms, 3.4 s, 5 min, 2.0 h, 30 d."""
     seconds = value.total_seconds()
-    for limit, unit, size in (
-        (1, "ms", 0.001),
-        (120, "s", 1),
-        (7200, "min", 60),
-        (172800, "h", 3600),
-    ):
-        if seconds < limit:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 86400:.3g} d"
+    limits = ((1, "ms", 0.001), (120, "s", 1), (7200, "min", 60), (172_800, "h", 3600))
+    unit, size = next(((u, s) for limit, u, s in limits if seconds < limit), ("d", 86_400))
+    number = seconds / size
+    return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
 
 
 def message_json(message: Message | ArchivedMessage) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Coroutine
+import subprocess
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,7 +45,7 @@ from notifyq.sql import SYSTEM
 dead = typer.Typer(name="dead", help="Messages that did not succeed.", no_args_is_help=True)
 dead.command("show")(show)
 
-_HandOut = Callable[[ArchivedMessage], Coroutine[Any, Any, None]]
+_HandOut = Callable[[ArchivedMessage], Awaitable[None]]
 
 MaybeIdsArgument = Annotated[
     list[int] | None,
@@ -156,29 +159,46 @@ def watch(
                 bookmark.move(await Archive(database).snapshot())
             letters = DeadLetters(database, queue=queue, seen=bookmark.snapshot, sink=log_sink)
             hand_out = _printer(as_json=as_json) if command is None else partial(_execute, command)
-            watching = asyncio.create_task(_follow(letters, bookmark, hand_out))
-            with stop_signals(watching.cancel):
-                try:
-                    await watching
-                except asyncio.CancelledError:
-                    return
+            watch = _Watch(letters, bookmark, hand_out)
+            with stop_signals(watch.stop):
+                await watch.run()
 
     run(watch_dead())
 
 
-async def _follow(letters: DeadLetters, bookmark: Bookmark, hand_out: _HandOut) -> None:
-    async for batch, seen in letters.batches():
-        for message in batch:
-            if bookmark.has(message.id):
-                continue
-            handing = asyncio.create_task(hand_out(message))
-            try:
-                await asyncio.shield(handing)
-            finally:
-                # The first signal lets a command that has begun come to its end.
-                await handing
-                bookmark.add(message.id)
-        bookmark.move(seen)
+class _Watch:
+    """Hands out dead messages, one after the other, until it is stopped."""
+
+    def __init__(self, letters: DeadLetters, bookmark: Bookmark, hand_out: _HandOut) -> None:
+        self._letters = letters
+        self._bookmark = bookmark
+        self._hand_out = hand_out
+        self._is_busy = False
+        self._stops = 0
+
+    async def run(self) -> None:
+        self._following = asyncio.create_task(self._follow())
+        with suppress(asyncio.CancelledError):
+            await self._following
+
+    def stop(self) -> None:
+        """Let a command that has begun come to its end; called again, break it off."""
+        self._stops += 1
+        if not self._is_busy or self._stops > 1:
+            self._following.cancel()
+
+    async def _follow(self) -> None:
+        async for batch, seen in self._letters.batches():
+            for message in batch:
+                if self._bookmark.has(message.id):
+                    continue
+                self._is_busy = True
+                await self._hand_out(message)
+                self._is_busy = False
+                self._bookmark.add(message.id)
+                if self._stops:
+                    return
+            self._bookmark.move(seen)
 
 
 def _printer(*, as_json: bool) -> _HandOut:
@@ -195,14 +215,19 @@ def _printer(*, as_json: bool) -> _HandOut:
 
 
 async def _execute(command: str, message: ArchivedMessage) -> None:
-    process = await asyncio.create_subprocess_shell(
-        command,
-        stdin=asyncio.subprocess.PIPE,
-        # A Ctrl-C in the terminal is for the watch, which waits for the command.
-        start_new_session=True,
-    )
+    # Not a pipe: a command is free to end without reading it.
+    with tempfile.TemporaryFile() as text:
+        text.write(message_json(message).encode() + b"\n")
+        text.seek(0)
+        process = subprocess.Popen(  # noqa: ASYNC220, S602  quick; the shell is what was asked for
+            command,
+            shell=True,
+            stdin=text,
+            # A Ctrl-C in the terminal is for the watch, which waits for the command.
+            start_new_session=True,
+        )
     try:
-        await process.communicate(message_json(message).encode() + b"\n")
+        await asyncio.to_thread(process.wait)
     except asyncio.CancelledError:
         os.killpg(process.pid, signal.SIGTERM)
         raise

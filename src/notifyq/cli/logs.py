@@ -74,3 +74,5 @@ def configure_logging(level: LogLevel, log_format: LogFormat) -> None:
         else _TextFormatter("%(asctime)s %(levelname)-7s %(message)s")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # A pool that finds the server gone warns with a traceback; ours say what happens next.
+    logging.getLogger("asyncpg").setLevel(logging.ERROR)

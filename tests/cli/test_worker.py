@@ -1,0 +1,148 @@
+"""`notifyq worker`: how an app is found, how a worker logs, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.programs import NOTIFYQ, Running, environment
+from database import session, until
+from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.programs import Notifyq
+
+MODULES = {
+    "raises": "raise RuntimeError('first line\\nsecond line')",
+    "exits": "import sys; sys.exit(5)",
+    "needs": "import no_such_dependency",
+    "broken": "def (",
+    "number": "app = 3",
+    "empty": "import notifyq; app = notifyq.App()",
+    "elsewhere": "import notifyq; app = notifyq.App('postgresql://127.0.0.1:1/nowhere')\n"
+    "@app.handler('elsewhere')\ndef handle(n: int) -> None: ...",
+    "good": "import notifyq\napp = notifyq.App()\n"
+    "@app.handler('good')\nasync def handle(n: int) -> int:\n"
+    "    if n < 0: raise notifyq.Reject('less than\\nnothing')\n"
+    "    return n + 1",
+}
+TARGETS = [
+    ("no_such_module:app", "there is no module 'no_such_module' in"),
+    ("good.sub:app", "there is no module 'good.sub' in"),
+    ("raises:app", "cannot be imported: RuntimeError: first line second line"),
+    ("exits:app", "cannot be imported: SystemExit: 5"),
+    ("needs:app", "cannot be imported: No module named 'no_such_dependency'"),
+    ("broken:app", "cannot be imported: SyntaxError: "),
+    ("number:app", "'number' has no App named 'app': it is of type int"),
+    ("number:other", "'number' has no App named 'other'"),
+    ("empty:app", "there is no handler: register one with @app.handler('queue')"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("target", "why"), TARGETS, ids=[target for target, _ in TARGETS])
+def test_app_that_cannot_be_had(notifyq: Notifyq, folder: Path, target: str, why: str) -> None:
+    assert why in notifyq.refused("worker", target, folder=folder)
+
+
+def test_settings_that_do_not_fit(notifyq: Notifyq, folder: Path) -> None:
+    def refused(*args: str, **env: str) -> str:
+        return notifyq.refused("worker", "good:app", *args, folder=folder, env=env)
+
+    assert "no handler for queue 'other': there are handlers for good" in refused("-q", "other")
+    assert "setting poll" in refused("--poll", "0s")
+    assert "setting concurrency" in refused(NOTIFYQ_CONCURRENCY="many")
+    assert "setting grace" in refused(NOTIFYQ_GRACE="long")
+    assert "is the server running?" in refused("--dsn", "postgresql://127.0.0.1:1/nowhere")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_worker_handles_and_stops(database: str, folder: Path, number: int) -> None:
+    with Running(database, "worker", "good:app", cwd=folder) as worker:
+        worker.hear("WorkerStarted")
+        async with session(database) as connection:
+            id_ = await connection.fetchval("select messages.publish('good', '1')")
+
+            async def archived() -> bool:
+                row = await connection.fetchrow("select * from messages.archive_find($1)", id_)
+                return row is not None and (row["status"], row["result"]) == ("success", 2)
+
+            await until(archived, "the message is archived")
+        result = worker.stop(number)
+    assert (result.code, result.out) == (0, "")
+    lines = result.err.splitlines()
+    assert all(line.split(" ")[2] == "INFO" for line in lines)
+    assert [line.split()[3] for line in lines] == [
+        *("ListenerConnected", "WorkerStarted", "WorkerStopping", "WorkerStopped"),
+    ]
+    assert " queues=good" in lines[1]
+    assert lines[-1].endswith(" handled=1 released=0")
+
+
+async def test_option_beats_the_environment_and_both_the_app(database: str, folder: Path) -> None:
+    nowhere = "postgresql://127.0.0.1:1/nowhere"
+    with Running(nowhere, "worker", "elsewhere:app", "--dsn", database, cwd=folder) as worker:
+        worker.hear("WorkerStarted")
+        assert worker.stop(signal.SIGTERM).code == 0
+    with Running(database, "worker", "elsewhere:app", cwd=folder) as worker:
+        assert worker.end().code == 1
+
+
+async def test_log_of_json_is_one_object_a_line(database: str, folder: Path) -> None:
+    options = ["--log-format", "json", "--log-level", "debug", "--poll", "50ms", "-c", "2"]
+    with Running(database, "worker", "good:app", *options, cwd=folder) as worker:
+        worker.hear("WorkerStarted")
+        async with session(database) as connection:
+            await connection.execute("select messages.publish('good', '-1')")
+        worker.hear("MessageFinished")
+        result = worker.stop(signal.SIGTERM)
+    assert result.code == 0
+    rows = [json.loads(line) for line in result.err.splitlines()]
+    assert {"time", "level", "logger", "message"} <= set.intersection(*map(set, rows))
+    assert all(datetime.fromisoformat(row["time"]).tzinfo for row in rows)
+    (finished,) = [row for row in rows if row["message"] == "MessageFinished"]
+    assert (finished["level"], finished["queue"]) == ("debug", "good")
+    assert (finished["status"], finished["details"]) == ("rejected", "less than\nnothing")
+
+
+def test_event_is_one_readable_line(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        configure_logging(LogLevel.INFO, LogFormat.TEXT)
+        event = {"queues": ("a", "b c"), "wait": 1.23456, "none": None, "text": 'x\n"y"', "n": 3}
+        logging.getLogger("notifyq").info("Something", extra={"event": event})
+        logging.getLogger("notifyq").debug("Nothing")
+    finally:
+        root.handlers, root.level = before
+        logging.getLogger("asyncpg").setLevel(logging.NOTSET)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(' INFO    Something queues=a,"b c" wait=1.235 text="x\\n\\"y\\"" n=3')
+
+
+def test_folder_that_was_removed_is_no_traceback(notifyq: Notifyq, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["bash", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', gone, *NOTIFYQ, "worker", "good:app"],
+        env=environment(NOTIFYQ_DSN=notifyq.dsn or ""),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "notifyq: No such file or directory\n"
