@@ -39,7 +39,8 @@ comment on column messages.queue.backoff is
   'Delay before the second attempt; it doubles with every attempt, less up to half at random.';
 comment on column messages.queue.backoff_max is 'Upper bound of the delay between attempts.';
 comment on column messages.queue.bell is
-  'always: a statement that publishes rings new_message once; off: workers only poll.';
+  'always: a statement that publishes rings new_message once; off: workers find messages by '
+  'polling.';
 comment on column messages.queue.paused is
   'A paused queue takes messages but hands none out and rings no bell.';
 comment on column messages.queue.retention is

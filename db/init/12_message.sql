@@ -51,7 +51,8 @@ comment on table messages.message is
   'Live messages. Inserting into column message alone is a full publish.';
 comment on column messages.message.available_at is 'Not handed out before this instant.';
 comment on column messages.message.locked_at is 'When the present lock was granted.';
-comment on column messages.message.lock_expires_at is 'When the present lock ends if not extended.';
+comment on column messages.message.lock_expires_at is
+  'When the present lock ends, unless extended.';
 comment on column messages.message.lock_token is
   'Rises with every lock granted or given up; whoever settles must show the present one.';
 comment on column messages.message.priority is 'Larger is handed out first.';

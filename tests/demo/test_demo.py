@@ -39,7 +39,9 @@ def check(found: dict[str, Any]) -> None:
     assert found["agrees"] is True
     assert found["published"] == found["archived"] == len(FILES) + 3
     assert found["statuses"] == {
-        "success": len(FILES), "rejected": 1, "failed": 1,
+        "success": len(FILES),
+        "rejected": 1,
+        "failed": 1,
         "lock_expired": 1,
     }
     assert {dead["status"] for dead in found["dead"]} == {"rejected", "failed", "lock_expired"}
@@ -120,7 +122,7 @@ def test_terminal_shows_a_bar_tables_and_commands_that_work(database: str) -> No
         r"^status +messages$",
         r"^time +p50 +p95 +p99",
         r"^largest modules +lines +tokens +functions +classes +imports$",
-        r"^ +dead +status +reason",
+        r"^ *dead +status +reason",
     ):
         assert re.search(header, text, re.MULTILINE), header
     tables = text[text.index("status ") : text.index("to look further")]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_CACHES = {".git", ".venv", "node_modules", "build", "dist"}
+_CACHES = {".git", ".hypothesis", ".venv", "node_modules", "build", "dist"}
 
 
 def files() -> Iterator[Path]:

@@ -31,6 +31,8 @@ _LOOK = 0.25
 _MOST = 10_000
 """Live messages of a queue that one look can see."""
 
+_LOCK = "hashtextextended('notifyq demo', 0)"
+
 
 class DemoError(NotifyqError):
     """The demo could not be run to its end."""
@@ -101,19 +103,36 @@ class Demo:
 
     async def run(self, workers: int, progress: Callable[[int, int], None]) -> Outcome:
         """Publish, work, look; `progress` is told the messages done and the messages in all."""
-        app.dsn = self._database.dsn
-        async with app:
-            await app.create_queues()
-        since = await self._database.value("select clock_timestamp()")
-        published = await self._publish()
-        async with _workers(self._database.dsn, workers) as processes:
+        async with self._present(), _workers(self._database.dsn, workers) as processes:
+            since = await self._database.value("select clock_timestamp()")
+            published = await self._publish()
             while left := await self._left(published):
                 progress(len(published) - left, len(published))
                 if all(process.poll() is not None for process in processes):
                     raise DemoError("all workers of the demo have ended before their work was done")
                 await asyncio.sleep(_LOOK)
-        progress(len(published), len(published))
-        return Outcome(published, await self._archived(published, since), since)
+            progress(len(published), len(published))
+            return Outcome(published, await self._archived(published, since), since)
+
+    @contextlib.asynccontextmanager
+    async def _present(self) -> AsyncIterator[None]:
+        """Have the queues, empty unless another demo uses them; hold a lock that tells others so.
+
+        What a demo left that was killed would be indexed before anything of this one.
+        """
+        app.dsn = self._database.dsn
+        async with app, self._database.connection() as session:
+            is_alone = await session.fetchval(f"select pg_try_advisory_lock({_LOCK})")
+            if is_alone:
+                for queue in (MODULES, LIBRARY_QUEUE):
+                    if await app.admin.queue_info(queue):
+                        await app.admin.drop_queue(queue, force=True)
+            await app.create_queues()
+            await session.execute(f"select pg_advisory_lock_shared({_LOCK})")
+            if is_alone:
+                # Only now, when the shared one is held: no other demo may drop the queues.
+                await session.execute(f"select pg_advisory_unlock({_LOCK})")
+            yield
 
     async def _publish(self) -> list[int]:
         """Publish the files, and three messages that end in the other ways."""
@@ -147,14 +166,15 @@ class Demo:
 async def _workers(dsn: str, number: int) -> AsyncIterator[list[subprocess.Popen[bytes]]]:
     """Run `notifyq worker` processes that end with this one, however it ends."""
     command = [sys.executable, "-m", "notifyq", "worker", "notifyq.demo.index:app"]
-    options = ["--concurrency", "4", "--grace", "5s", "--log-level", "error"]
+    options = ["--concurrency", "4", "--grace", "3s", "--log-level", "error"]
     tie = Tie.thread if sys.platform == "linux" else Tie.pipe
     processes = [
         subprocess.Popen(  # noqa: ASYNC220, S603  starting a process is quick; the command is ours
             launcher(tie, None, [*command, *options]),
             stdin=subprocess.PIPE,
-            # In the environment: a DSN in the arguments is there for everybody to read.
-            env={**os.environ, "NOTIFYQ_DSN": dsn},
+            # The DSN is not in the arguments, which everybody may read. A demo that was killed took
+            # its server along: there is none to wait for.
+            env={**os.environ, "NOTIFYQ_DSN": dsn, "NOTIFYQ_RETRY_FOR": "3s"},
         )
         for _ in range(number)
     ]
