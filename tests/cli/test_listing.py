@@ -158,6 +158,18 @@ def test_times_are_local(notifyq: Notifyq, queue: str) -> None:
         )
 
 
+async def test_message_for_never_can_be_listed(
+    notifyq: Notifyq, shared_database: str, queue: str
+) -> None:
+    async with session(shared_database) as connection:
+        await connection.fetchval(
+            "select messages.publish($1, '1', available_at => 'infinity')", queue
+        )
+    for zone in ("UTC", "Asia/Tokyo", "America/New_York"):
+        assert "scheduled" in notifyq.good("ls", "-q", queue, env={"TZ": zone}).out
+        notifyq.good("ls", "-q", queue, "--json", env={"TZ": zone})
+
+
 async def test_dead_messages_are_listed_retried_and_deleted(
     notifyq: Notifyq, shared_database: str, queue: str
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from database import Connection, install, open_session, publish, rows, session, until, value
+from database import Connection, install, publish, rows, session, until, value
 from notifyq import App, DatabaseUnavailableError, Message
 from notifyq.embedded import Server
 from notifyq.events import (
@@ -459,13 +459,35 @@ async def test_a_slow_stream_is_published_however_long_it_takes(
     assert await connection.fetchval("select count(*) from messages.message") == 4
 
 
-async def test_a_pool_that_another_user_closed_is_opened_again(database: str) -> None:
-    app = App(database)
+async def test_a_database_is_closed_by_the_last_of_its_users(database: str) -> None:
+    shared = App(database).database
+    async with shared:
+        async with shared:
+            pass
+        pool = shared._pool
+        assert pool is not None
+        assert not pool.is_closing()
+    assert shared._pool is None
+
+
+async def test_a_call_goes_on_over_a_new_pool_when_its_own_was_closed(
+    database: str, connection: Connection
+) -> None:
+    app = App(database, retry_for=3)
     async with app:
-        one = app.database
-        async with one, one:
-            await one.close()
-            assert (await one.persist("select 1"))[0][0] == 1
-        connection = await open_session(database)
-        await connection.close()
-        assert one._pool is None
+        call = asyncio.create_task(app.database.persist("select 1, pg_sleep(0.2)"))
+
+        async def is_sent() -> bool:
+            return bool(
+                await connection.fetchval(
+                    "select count(*) from pg_stat_activity "
+                    "where wait_event = 'PgSleep' and datname = current_database()"
+                )
+            )
+
+        await until(is_sent, "the call is under way")
+        pool, app.database._pool = app.database._pool, None
+        assert pool is not None
+        pool.terminate()
+        ((one, _),) = await call
+        assert one == 1

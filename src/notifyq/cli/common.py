@@ -216,7 +216,7 @@ def when(value: datetime, *, full: bool = False) -> str:
     """An instant in local time; unless in full, the date is left out where it is today's."""
     try:
         local = value.astimezone()
-    except OverflowError:  # infinity, which is the last instant there is
+    except (OverflowError, ValueError):  # infinity, which is the last instant there is
         return "never"
     if full:
         return local.strftime("%Y-%m-%d %H:%M:%S %z")

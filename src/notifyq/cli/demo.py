@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from notifyq.demo.run import Outcome
 
+_COUNTS = ("lines", "tokens", "functions", "classes", "imports")
+
 
 def demo(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = min(
@@ -126,7 +128,9 @@ def _percentiles(values: list[float]) -> dict[str, float | None]:
 def _largest(outcome: Outcome) -> list[dict[str, Any]]:
     results = [json.loads(m.result) for m in outcome.archived if m.result is not None]
     indexes = [result for result in results if isinstance(result, dict)]
-    return sorted(indexes, key=lambda index: int(index["lines"]), reverse=True)[:5]
+    indexes.sort(key=lambda index: int(index["lines"]), reverse=True)
+    # By name: jsonb has an order of its own.
+    return [{name: index[name] for name in ("path", *_COUNTS)} for index in indexes[:5]]
 
 
 def _print(outcome: Outcome) -> None:
@@ -146,7 +150,7 @@ def _print(outcome: Outcome) -> None:
     )
     out.print()
     print_table(
-        ["largest modules", "lines", "tokens", "functions", "classes", "imports"],
+        ["largest modules", *_COUNTS],
         [list(index.values()) for index in facts["largest"]],
         numbers={1, 2, 3, 4, 5},
     )
