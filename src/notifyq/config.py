@@ -88,6 +88,8 @@ def dsn_from_environment() -> str | None:
 
 def masked(dsn: str) -> str:
     """The DSN without its passwords, fit for logs and errors."""
+    if "://" not in dsn:  # whatever it is, a password may stand anywhere in it
+        return "(a DSN that is no URL)" if "=" in dsn or "@" in dsn else dsn
     try:
         parts = urlsplit(dsn)
         if parts.password is not None:

@@ -56,8 +56,13 @@ class _Row:
     def from_row(cls, row: asyncpg.Record) -> Self:
         """Take the columns that this class knows out of a row; newer ones are ignored."""
         values = {name: row[name] for name in cls.__dataclass_fields__}
-        values["headers"] = json.loads(values["headers"])
+        values["headers"] = cls._headers(values["headers"])
         return cls(**values)
+
+    @classmethod
+    def _headers(cls, text: str) -> dict[str, Any]:
+        headers: dict[str, Any] = json.loads(text)
+        return headers
 
     def payload(self) -> Any:
         """Decode the message.
@@ -85,6 +90,14 @@ class ArchivedMessage(_Row):
     status: str
     handled_by: str | None
     result: str | None
+
+    @classmethod
+    def _headers(cls, text: str) -> dict[str, Any]:
+        try:
+            return super(ArchivedMessage, cls)._headers(text)
+        except (ValueError, RecursionError):
+            # Rejected for them, the message must still be seen: here they are text.
+            return {"undecodable": text}
 
 
 @dataclass(frozen=True, slots=True)

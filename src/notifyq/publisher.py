@@ -6,6 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 from pydantic_core import PydanticSerializationError, to_json
 
 from notifyq import sql
@@ -82,7 +83,8 @@ class Publisher:
             None if headers is None else encode(headers),
             dedup_key,
         )
-        return int(await self._value(connection, sql.PUBLISH, *args))
+        [published] = await self._ids(connection, sql.PUBLISH, *args)
+        return published
 
     async def publish_many(
         self,
@@ -106,12 +108,7 @@ class Publisher:
             type,
             None if headers is None else encode(headers),
         )
-        if connection is None:
-            rows = await self._database.fetch(sql.PUBLISH_MANY, *args)
-        else:
-            with explaining(self._database.dsn):
-                rows = await connection.fetch(sql.PUBLISH_MANY, *args)
-        return [row[0] for row in rows]
+        return await self._ids(connection, sql.PUBLISH_MANY, *args)
 
     async def copy(
         self,
@@ -149,11 +146,17 @@ class Publisher:
             )
         return int(tag.split()[-1])
 
-    async def _value(self, connection: AnyConnection | None, statement: str, *args: Any) -> Any:
-        if connection is None:
-            return await self._database.value(statement, *args)
-        with explaining(self._database.dsn):
-            return await connection.fetchval(statement, *args)
+    async def _ids(self, connection: AnyConnection | None, statement: str, *args: Any) -> list[int]:
+        try:
+            if connection is None:
+                rows = await self._database.fetch(statement, *args)
+            else:
+                with explaining(self._database.dsn):
+                    rows = await connection.fetch(statement, *args)
+        except asyncpg.DataError as error:
+            # NaN, \u0000, half a surrogate pair, a date beyond what PostgreSQL has.
+            raise ConfigurationError(f"PostgreSQL cannot store the message: {error}") from error
+        return [row[0] for row in rows]
 
 
 def check_json(text: str) -> None:

@@ -5,17 +5,18 @@ SCHEMA_VERSION = 2
 
 VERSION = "select messages.version()"
 
+# JSON goes over as text: a caller's connection may have a codec of its own for jsonb.
 PUBLISH = """
 select messages.publish(
-  queue => $1, message => $2::jsonb, priority => $3, delay => $4, available_at => $5, type => $6,
-  headers => $7::jsonb, dedup_key => $8)
+  queue => $1, message => $2::text::jsonb, priority => $3, delay => $4, available_at => $5, type => $6,
+  headers => $7::text::jsonb, dedup_key => $8)
 """
 NOW = "select clock_timestamp()"
 LATER = "select clock_timestamp() + $1::interval"
 PUBLISH_MANY = """
 select messages.publish_many(
-  queue => $1, messages => $2::jsonb[], priority => $3, delay => $4, available_at => $5,
-  type => $6, headers => $7::jsonb)
+  queue => $1, messages => $2::text[]::jsonb[], priority => $3, delay => $4, available_at => $5,
+  type => $6, headers => $7::text::jsonb)
 """
 
 CLAIM = """
@@ -25,7 +26,7 @@ select * from messages.claim(
 FINISH_MANY = """
 select messages.finish_many(
   ids => $1, lock_tokens => $2, statuses => $3::messages.message_status[], details => $4,
-  results => $5::jsonb[])
+  results => $5::text[]::jsonb[])
 """
 RETRY = """
 select messages.retry(

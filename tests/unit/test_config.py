@@ -82,3 +82,14 @@ def test_a_dsn_is_shown_without_its_password(dsn: str, shown: str) -> None:
     assert masked(dsn) == shown
     assert "secret" not in masked(dsn)
     assert "secret" not in repr(Database(dsn))
+
+
+def test_a_password_is_masked_wherever_it_stands() -> None:
+    for dsn in (
+        "postgresql://me:secret@host/db",
+        "postgresql://host/db?user=me&password=secret",
+        "host=h password=secret",
+        "me:secret@host/db",
+        "postgresql://me:secret@[broken/db",
+    ):
+        assert "secret" not in masked(dsn)

@@ -453,6 +453,8 @@ async def test_bombs_in_headers_harm_no_other_message(
     async with working(app, events, concurrency=200):
         await events.wait(MessageFinished, 90)
     assert await statuses(connection) == {"success": 90, "rejected": 10}
+    for dead in await app.archive.dead("q"):
+        assert len(dead.headers["undecodable"]) > 5000
 
 
 RESULTS = [float("nan"), "a\x00b", 10**200_000, object()]
