@@ -143,11 +143,8 @@ class App:
 
     async def create_queues(self, queues: Sequence[str] = ()) -> list[str]:
         """Create the queues of the handlers where they are missing; return those that were."""
-        missing = [
-            queue
-            for queue in queues or self.registry.queues()
-            if not await self.admin.queue_info(queue)
-        ]
+        existing = {row["queue"] for row in await self.admin.queue_info()}
+        missing = [queue for queue in queues or self.registry.queues() if queue not in existing]
         for queue in missing:
             await self.admin.create_queue(queue, self.registry[queue].policy)
         return missing

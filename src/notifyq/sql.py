@@ -8,8 +8,8 @@ VERSION = "select messages.version()"
 # JSON goes over as text: a caller's connection may have a codec of its own for jsonb.
 PUBLISH = """
 select messages.publish(
-  queue => $1, message => $2::text::jsonb, priority => $3, delay => $4, available_at => $5, type => $6,
-  headers => $7::text::jsonb, dedup_key => $8)
+  queue => $1, message => $2::text::jsonb, priority => $3, delay => $4, available_at => $5,
+  type => $6, headers => $7::text::jsonb, dedup_key => $8)
 """
 NOW = "select clock_timestamp()"
 LATER = "select clock_timestamp() + $1::interval"
