@@ -30,6 +30,7 @@ from notifyq.cli.common import (
     out,
     pick,
     print_rows,
+    printable,
     run,
     when,
 )
@@ -206,10 +207,9 @@ def _printer(*, as_json: bool) -> _HandOut:
         if as_json:
             typer.echo(message_json(message))
         else:
-            out.print(
-                f"{when(message.archived_at, full=True)} {message.queue} {message.id} "
-                f"{message.status}: {cell(message.details)}"
-            )
+            at = when(message.archived_at, full=True)
+            line = f"{at} {message.queue} {message.id} {message.status}: {cell(message.details)}"
+            out.print(printable(line))
 
     return show_one
 

@@ -9,7 +9,7 @@ import os
 import signal
 import stat
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -128,11 +128,13 @@ async def _lines() -> AsyncIterator[bytes]:
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     """Let Ctrl-C end a read: asyncio would take note of it, and the read go on."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def cancel(*_: object) -> NoReturn:
+        raise asyncio.CancelledError
+
+    before = signal.signal(signal.SIGINT, cancel)
     try:
         yield
-    except KeyboardInterrupt as stop:
-        raise asyncio.CancelledError from stop
     finally:
         signal.signal(signal.SIGINT, before)
 
