@@ -3,8 +3,8 @@
 -- owns:    the triggers of messages.message and messages.message_archive
 -- writes:  messages.message (state of scheduled rows); notifies new_message and dead_message
 -- calls:   messages._queue, messages._ring, messages._compact, messages._notify,
---          messages._publishing_key
--- raises:  NQ001 queue not found
+--          messages._publishing_key, messages._invalid
+-- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace function messages._schedule()
   returns trigger
@@ -13,6 +13,13 @@ create or replace function messages._schedule()
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  -- No client could read such a date. Infinity is none: it means never.
+  if new.available_at >= '10000-01-01' and isfinite(new.available_at) then
+    perform messages._invalid(
+      format('available_at must be before the year 10000, not %s', new.available_at),
+      'use infinity for never'
+    );
+  end if;
   new.state := 'scheduled';
   return new;
 end;

@@ -92,6 +92,8 @@ def masked(dsn: str) -> str:
         return "(a DSN that is no URL)" if "=" in dsn or "@" in dsn else dsn
     try:
         parts = urlsplit(dsn)
+        if "@" in parts.path + parts.query + parts.fragment:
+            return "(a DSN whose password needs percent-encoding)"
         if parts.password is not None:
             netloc = f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"
             parts = parts._replace(netloc=netloc)

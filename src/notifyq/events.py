@@ -128,3 +128,15 @@ def log_sink(event: Event) -> None:
     if log.isEnabledFor(event.level):
         values = {f.name: getattr(event, f.name) for f in fields(event)}
         log.log(event.level, type(event).__name__, extra={"event": values})
+
+
+def guarded(sink: Sink) -> Sink:
+    """Make a sink whose errors cost an event, but never a message."""
+
+    def emit(event: Event) -> None:
+        try:
+            sink(event)
+        except Exception:
+            log.exception("a sink failed on %s", type(event).__name__)
+
+    return emit

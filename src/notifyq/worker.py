@@ -12,16 +12,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from notifyq import sql
-from notifyq.crew import SETTLE, Crew
+from notifyq.crew import Crew
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.events import (
-    Event,
     MessagesClaimed,
     OrphansReleased,
     Sink,
     WorkerStarted,
     WorkerStopped,
     WorkerStopping,
+    guarded,
     log_sink,
 )
 from notifyq.inbox import Inbox
@@ -42,6 +42,8 @@ log = logging.getLogger("notifyq.worker")
 
 _DOUBT = 5.0
 """Seconds after a claim without an answer in which the server may still carry it out."""
+_FAREWELL = 2.0
+"""Seconds that a worker that has stopped spends on looking for them a last time."""
 _BARREN = 10
 """Claims in a row that may find nothing before the next one has to wait a little."""
 _COOLDOWN = 0.05
@@ -79,10 +81,11 @@ class Worker:
         if not self._queues:
             raise ConfigurationError("there is no handler: register one with @app.handler('queue')")
         self._listen_dsn = listen_dsn or database.dsn
-        self._sink = _guarded(sink)
+        self._sink = guarded(sink)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._inbox = Inbox(database, self.name)
         self._wake = asyncio.Event()
+        self._recovery: asyncio.Timeout | None = None
         self._crew = Crew(self._inbox, self._sink, on_free=self._wake.set, on_failure=self._fail)
         self._home: asyncio.AbstractEventLoop | None = None
         self._stops = 0
@@ -110,6 +113,8 @@ class Worker:
 
     def _stop_requested(self) -> None:
         self._wake.set()
+        if self._recovery is not None:
+            self._recovery.reschedule(asyncio.get_running_loop().time())
         if self._stops > 1:
             self._crew.cancel()
 
@@ -187,7 +192,7 @@ class Worker:
             except DatabaseUnavailableError as error:
                 log.warning("claim failed: %s", error)
                 self._doubt_ends = time.monotonic() + _DOUBT
-                await self._release_orphans()
+                await self._recover()
                 break
             except asyncio.CancelledError:
                 self._doubt_ends = time.monotonic() + _DOUBT
@@ -228,6 +233,13 @@ class Worker:
         if orphans:
             self._sink(OrphansReleased(quantity=orphans))
 
+    async def _recover(self) -> None:
+        # The call is tried again for minutes; a stop must not wait for that.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as self._recovery:
+                await self._release_orphans()
+        self._recovery = None
+
     async def _drain(self) -> None:
         grace = self._settings.grace.total_seconds()
         self._sink(WorkerStopping(worker=self.name, running=len(self._crew), grace=grace))
@@ -241,7 +253,7 @@ class Worker:
         await self._inbox.close()
         if self._doubt_ends > time.monotonic():
             with suppress(TimeoutError):
-                async with asyncio.timeout(SETTLE):
+                async with asyncio.timeout(_FAREWELL):
                     await self._release_orphans()
         self._sink(
             WorkerStopped(
@@ -283,15 +295,3 @@ class Worker:
             self._failure = error
             if not self._stops:
                 self.stop()
-
-
-def _guarded(sink: Sink) -> Sink:
-    """A sink whose errors cost an event, but never a message."""
-
-    def emit(event: Event) -> None:
-        try:
-            sink(event)
-        except Exception:
-            log.exception("a sink failed on %s", type(event).__name__)
-
-    return emit

@@ -98,7 +98,6 @@ def test_address_that_cannot_be_used(anywhere: Notifyq, dsn: str) -> None:
     assert "s3cr3t" not in anywhere.refused("ping", "--dsn", dsn)
 
 
-@pytest.mark.xfail(reason="urlsplit takes the password for a port, a path or a fragment")
 @pytest.mark.parametrize(
     "dsn",
     [

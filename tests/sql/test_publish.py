@@ -390,3 +390,18 @@ async def test_a_publish_is_seen_by_others_only_after_commit(
         await publish(connection, 1)
         assert await rows(other, "claim") == []
     assert len(await rows(other, "claim")) == 1
+
+
+async def test_a_date_that_no_client_can_read_is_refused_however_it_comes(
+    connection: Connection,
+) -> None:
+    with pytest.raises(InvalidArgumentError, match="before the year 10000"):
+        await connection.execute(
+            "select messages.publish('default', '1', available_at => '10000-01-01')"
+        )
+    with pytest.raises(InvalidArgumentError, match="before the year 10000"):
+        await connection.execute(
+            "insert into messages.message (message, available_at) values ('1', '20000-01-01')"
+        )
+    await connection.execute("select messages.publish('default', '1', available_at => 'infinity')")
+    assert [row["state"] for row in await rows(connection, "message_list")] == ["scheduled"]

@@ -15,6 +15,7 @@ from notifyq.events import (
     LockLost,
     MessageFinished,
     OrphansReleased,
+    WorkerStarted,
     WorkerStopped,
 )
 from notifyq.inbox import Inbox
@@ -266,6 +267,23 @@ async def test_a_worker_that_finds_no_server_for_too_long_ends_with_the_reason(
         proxy.cut()
         with pytest.raises(DatabaseUnavailableError, match="is the server running"):
             await asyncio.wait_for(work, 20)
+        assert len(events.of(WorkerStopped)) == 1
+
+
+async def test_a_stop_is_not_kept_waiting_by_a_server_that_is_gone(
+    database: str, events: Events
+) -> None:
+    async with Proxy(database) as proxy:
+        app = App(proxy.dsn, retry_for=60)
+        app.handler("q")(lambda: None)
+        worker = app.worker(sink=events, poll=0.05, grace=1)
+        work = asyncio.create_task(app.work(worker))
+        await events.wait(WorkerStarted)
+        proxy.is_closed = True
+        proxy.cut()
+        await events.wait(ListenerLost)
+        worker.stop()
+        await asyncio.wait_for(work, 10)
         assert len(events.of(WorkerStopped)) == 1
 
 
