@@ -234,6 +234,8 @@ class Worker:
             self._sink(OrphansReleased(quantity=orphans))
 
     async def _recover(self) -> None:
+        if self._stops:
+            return  # _end() looks once more
         # The call is tried again for minutes; a stop must not wait for that.
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as self._recovery:

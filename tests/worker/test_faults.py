@@ -283,7 +283,7 @@ async def test_a_stop_is_not_kept_waiting_by_a_server_that_is_gone(
         proxy.cut()
         await events.wait(ListenerLost)
         worker.stop()
-        await asyncio.wait_for(work, 10)
+        await asyncio.wait_for(work, 30)
         assert len(events.of(WorkerStopped)) == 1
 
 
