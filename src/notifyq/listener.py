@@ -23,13 +23,13 @@ from notifyq.errors import DatabaseUnavailableError
 from notifyq.events import Event, ListenerConnected, ListenerLost, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from notifyq.config import DatabaseSettings
     from notifyq.database import Connection
 
     Bell = Callable[[str, str], None]
-    Service = Callable[["Session"], Awaitable[None]]
+    Service = Callable[["Session"], Coroutine[Any, Any, None]]
 
 log = logging.getLogger("notifyq.listener")
 
@@ -194,7 +194,7 @@ class Listener:
             group.create_task(self._ping(session))
             group.create_task(_raise_when(gone))
             for service in self._services:
-                group.create_task(_forever(service, session))
+                group.create_task(service(session))
 
     def _report_ready(self) -> None:
         if not self._ready.done():
@@ -222,10 +222,6 @@ class Listener:
             heard, self._heard = self._heard, set()
         for channel, payload in heard:
             self._on_bell(channel, payload)
-
-
-async def _forever(service: Service, session: Session) -> None:
-    await service(session)
 
 
 async def _raise_when(gone: asyncio.Event) -> None:
