@@ -11,7 +11,7 @@ create table if not exists messages.queue (
   max_attempts integer not null default 1,
   backoff interval not null default interval '2 seconds',
   backoff_max interval not null default interval '5 minutes',
-  bell text not null default 'always',
+  bell text not null default 'auto',
   paused boolean not null default false,
   retention interval not null default interval '30 days',
   constraint queue_name_pk primary key (name),
@@ -24,7 +24,7 @@ create table if not exists messages.queue (
   constraint queue_lock_timeout_ck check (lock_timeout > interval '0'),
   constraint queue_max_attempts_ck check (max_attempts between 1 and 1000),
   constraint queue_backoff_ck check (backoff >= interval '0' and backoff_max >= backoff),
-  constraint queue_bell_ck check (bell in ('always', 'off')),
+  constraint queue_bell_ck check (bell in ('auto', 'always', 'off')),
   constraint queue_retention_ck check (retention > interval '0')
 );
 
@@ -39,8 +39,8 @@ comment on column messages.queue.backoff is
   'Delay before the second attempt; it doubles with every attempt, less up to half at random.';
 comment on column messages.queue.backoff_max is 'Upper bound of the delay between attempts.';
 comment on column messages.queue.bell is
-  'always: a statement that publishes rings new_message once; off: workers find messages by '
-  'polling.';
+  'auto: a statement that publishes rings new_message once, unless a busy worker attends; always: '
+  'it rings whoever attends; off: workers find messages by polling.';
 comment on column messages.queue.paused is
   'A paused queue takes messages but hands none out and rings no bell.';
 comment on column messages.queue.retention is

@@ -44,7 +44,8 @@ begin
   -- A full notification queue fails the commit, where nothing can catch it; a bell that is not rung
   -- costs a worker one poll.
   if pg_notification_queue_usage() < 0.5 then
-    perform pg_notify(channel, queue || ':' || spans);
+    -- A name longer than a queue's can only be that of a message without a queue.
+    perform pg_notify(channel, left(queue, 200) || ':' || spans);
   end if;
 end;
 $$;

@@ -32,11 +32,14 @@ create or replace trigger schedule
   when (new.available_at > now() and new.state = 'waiting')
   execute function messages._schedule();
 
-create or replace function messages._published()
-  returns trigger
+create or replace function messages.announce(first_id bigint)
+  returns void
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
 as $$
 declare
   v_name text;
@@ -44,15 +47,20 @@ declare
   v_first bigint;
   v_last bigint;
   v_waiting bigint;
+  v_end bigint;
+  v_xmin xid := (select m.xmin from messages.message as m where m.id = first_id);
 begin
-  for v_name, v_waiting, v_first, v_last in
-    select p.queue,
-      count(*) filter (where p.state = 'waiting'),
-      min(p.id) filter (where p.state = 'waiting'),
-      max(p.id) filter (where p.state = 'waiting')
-    from published as p
-    group by p.queue
-    order by p.queue
+  for v_name, v_waiting, v_first, v_last, v_end in
+    select m.queue,
+      count(*) filter (where m.state = 'waiting'),
+      min(m.id) filter (where m.state = 'waiting'),
+      max(m.id) filter (where m.state = 'waiting'),
+      max(m.id)
+    from messages.message as m
+    where m.id >= first_id
+      and m.xmin = v_xmin
+    group by m.queue
+    order by m.queue
   loop
     -- Held to the end of the transaction, before the registry is read: drop_queue() waits for it,
     -- else it could miss messages that are not committed yet and leave them without a queue.
@@ -66,23 +74,53 @@ begin
     elsif v_waiting > 0 then
       -- Other sessions published in between. 1000 ids say as much as a million.
       perform messages._ring(v_queue, messages._compact(array(
-        select p.id
-        from published as p
-        where p.queue = v_name
-          and p.state = 'waiting'
-        order by p.id
+        select m.id
+        from messages.message as m
+        where m.id >= first_id
+          and m.xmin = v_xmin
+          and m.queue = v_name
+          and m.state = 'waiting'
+        order by m.id
         limit 1000
       )));
     end if;
+    perform set_config(
+      'notifyq.announced',
+      greatest(v_end, concat('0', current_setting('notifyq.announced', true))::bigint)::text,
+      true
+    );
   end loop;
+end;
+$$;
+comment on function messages.announce(bigint) is
+  'Check the queues of the messages that this transaction has just inserted, from first_id on, and '
+  'ring once for each. Called by the insert trigger with the rights of the role that inserts; of '
+  'no other use. Raises NQ001 for an unknown queue.';
+
+-- Called for every row of a statement, though the first call speaks for all: hence this thin
+-- function in front. Taking on the owner's rights and a search path for each row would double the
+-- price of a bulk insert, so it has neither, and names everything with its schema instead.
+create or replace function messages._published()
+  returns trigger
+  language plpgsql
+as $$
+begin
+  if new.id operator(pg_catalog.>) pg_catalog.concat(
+    '0', pg_catalog.current_setting('notifyq.announced', true)
+  )::pg_catalog.int8 then
+    perform messages.announce(new.id);
+  end if;
   return null;
 end;
 $$;
 
+-- The condition is the publisher's half of the bell, see 23_attend.sql. It asks for the key that
+-- _attended_key() names (a call of that function would cost more than the lock), after the row is
+-- written: by then the transaction has its number, and whoever stops attending waits for its end.
 create or replace trigger published
   after insert on messages.message
-  referencing new table as published
-  for each statement
+  for each row
+  when (pg_try_advisory_xact_lock_shared(hashtextextended(new.queue, 7305427004)))
   execute function messages._published();
 
 create or replace function messages._died()

@@ -31,8 +31,8 @@ begin
   if queue.backoff < interval '0' or queue.backoff_max < queue.backoff then
     perform messages._invalid('backoff must not be negative, nor longer than backoff_max');
   end if;
-  if queue.bell not in ('always', 'off') then
-    perform messages._invalid(format('bell must be always or off, not %s', queue.bell));
+  if queue.bell not in ('auto', 'always', 'off') then
+    perform messages._invalid(format('bell must be auto, always or off, not %s', queue.bell));
   end if;
 end;
 $$;
@@ -43,7 +43,7 @@ create or replace function messages.create_queue(
   max_attempts integer default 1,
   backoff interval default interval '2 seconds',
   backoff_max interval default null,
-  bell text default 'always',
+  bell text default 'auto',
   retention interval default interval '30 days'
 )
   returns boolean
@@ -63,7 +63,7 @@ begin
   v_queue.max_attempts := coalesce(max_attempts, 1);
   v_queue.backoff := coalesce(backoff, interval '2 seconds');
   v_queue.backoff_max := coalesce(backoff_max, greatest(v_queue.backoff, interval '5 minutes'));
-  v_queue.bell := coalesce(bell, 'always');
+  v_queue.bell := coalesce(bell, 'auto');
   v_queue.paused := false;
   v_queue.retention := coalesce(retention, interval '30 days');
   perform messages._check_policy(v_queue);
@@ -83,8 +83,8 @@ comment on function messages.create_queue(
 ) is
   'Create a queue with its policy; null means the default. False: it existed, and nothing changed. '
   'lock_timeout: how long a claim holds a message. max_attempts: claims that a message may use up. '
-  'backoff: delay before the second attempt, doubling up to backoff_max. bell: always or off. '
-  'retention: how long the archive keeps its messages.';
+  'backoff: delay before the second attempt, doubling up to backoff_max. bell: auto, '
+  'always or off. retention: how long the archive keeps its messages.';
 
 create or replace function messages.alter_queue(
   name text,

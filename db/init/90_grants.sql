@@ -59,7 +59,9 @@ begin
     on messages.message to notifyq_publisher, notifyq_admin;
   grant execute on function
     messages.publish(text, jsonb, integer, interval, timestamptz, text, jsonb, text),
-    messages.publish_many(text, jsonb[], integer, interval, timestamptz, text, jsonb)
+    messages.publish_many(text, jsonb[], integer, interval, timestamptz, text, jsonb),
+    -- Called by the insert trigger, with the rights of whoever inserts.
+    messages.announce(bigint)
     to notifyq_publisher, notifyq_admin;
 
   grant execute on function
@@ -74,6 +76,12 @@ begin
     messages.extend(bigint, bigint, interval),
     messages.extend_many(bigint[], bigint[], interval),
     messages.take(text, integer),
+    messages.attend(text),
+    messages.unattend(text[]),
+    messages.settled(pg_snapshot),
+    messages.watch(text[], integer),
+    messages.unwatch(text[], integer[], integer),
+    messages.summon(text[]),
     messages.reap(integer),
     messages.stage_due(integer),
     messages.renotify(),

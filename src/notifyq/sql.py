@@ -1,6 +1,6 @@
 """Every statement that notifyq sends. Behaviour lives in the functions of schema messages."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The version of the schema that these calls need."""
 
 VERSION = "select messages.version()"
@@ -32,6 +32,12 @@ RETRY = """
 select messages.retry(
   id => $1, lock_token => $2, delay => $3, details => $4, status => $5::messages.message_status)
 """
+ATTEND = "select messages.attend(queue => $1)"
+UNATTEND = "select messages.unattend(queues => $1)::text"
+SETTLED = "select messages.settled(snapshot => $1::text::pg_snapshot)"
+WATCH = "select messages.watch(queues => $1)"
+UNWATCH = "select messages.unwatch(queues => $1, held => $2)"
+SUMMON = "select messages.summon(queues => $1)"
 RELEASE_MANY = "select messages.release_many(ids => $1, lock_tokens => $2)"
 RELEASE_ORPHANS = "select messages.release_orphans(worker => $1, known => $2)"
 EXTEND_MANY = "select messages.extend_many(ids => $1, lock_tokens => $2, lock_timeout => $3)"

@@ -13,6 +13,7 @@ PUBLISH = [
     "select messages.publish('default', '1')",
     "select messages.publish_many('default', array['1']::jsonb[])",
     "insert into messages.message (message) values ('1')",
+    "select messages.announce(1)",
     "insert into messages.message (queue, message, priority, available_at, type, headers, "
     "dedup_key) values ('default', '1', 1, now(), 't', '{}', 'k')",
 ]
@@ -28,6 +29,12 @@ WORK = [
     "select messages.extend(1, 1)",
     "select messages.extend_many(array[1], array[1])",
     "select messages.take('default')",
+    "select messages.attend('default')",
+    "select messages.unattend('{}')",
+    "select messages.settled(pg_current_snapshot())",
+    "select messages.watch('{}')",
+    "select messages.unwatch('{}', '{}')",
+    "select messages.summon('{default}')",
     "select messages.reap()",
     "select messages.stage_due()",
     "select messages.renotify()",

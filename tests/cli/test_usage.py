@@ -39,7 +39,7 @@ WRONG: list[tuple[tuple[str | bytes, ...], str]] = [
     (("queues", "create"), "Missing argument"),
     (("queues", "create", "q", "--max-attempts", "0"), "'--max-attempts'"),
     (("queues", "create", "q", "--max-attempts", "1001"), "'--max-attempts'"),
-    (("queues", "create", "q", "--bell", "loud"), "'loud' is not one of 'always', 'off'"),
+    (("queues", "create", "q", "--bell", "loud"), "'loud' is not one of 'auto', 'always', 'off'"),
     (("queues", "create", "q", "--retention", "1x"), "'1x' is not a duration"),
     (("queues", "create", "q", "--backoff", "-5s"), "'-5s' is not a duration"),
     (("queues", "alter", "q", "--lock-timeout", "9" * 20 + "d"), "is longer than"),

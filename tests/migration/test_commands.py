@@ -16,6 +16,7 @@ from notifyq import migrate
 from notifyq.cli import schema
 from notifyq.embedded import debian_binaries
 from notifyq.errors import SchemaMissingError
+from notifyq.sql import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,24 +57,28 @@ def psql(dsn: str, text: str, path: Path) -> subprocess.CompletedProcess[str]:
 def test_init_tells_what_it_did(empty_database: str, capsys: pytest.CaptureFixture[str]) -> None:
     schema.init(dsn=empty_database)
     out, err = capsys.readouterr()
-    assert out.startswith(f"schema messages version 2 installed in {place(empty_database)}")
+    assert out.startswith(
+        f"schema messages version {SCHEMA_VERSION} installed in {place(empty_database)}"
+    )
     assert err == NOTE
     schema.init(dsn=empty_database)
     out = capsys.readouterr().out
-    assert out.startswith(f"version 2 already installed in {place(empty_database)}")
+    assert out.startswith(f"version {SCHEMA_VERSION} already installed in {place(empty_database)}")
     assert out.endswith(", nothing changed\n")
 
 
 def test_migrate_tells_what_it_did(version_1: str, capsys: pytest.CaptureFixture[str]) -> None:
     schema.migrate(dsn=version_1)
     out, err = capsys.readouterr()
-    assert out.startswith(f"schema messages upgraded from version 1 to 2 in {place(version_1)}")
+    upgraded = f"schema messages upgraded from version 1 to {SCHEMA_VERSION} in {place(version_1)}"
+    assert out.startswith(upgraded)
     assert err == NOTE
     schema.migrate(dsn=version_1, as_json=True)
     report = json.loads(capsys.readouterr().out)
-    assert (report["before"], report["version"], report["is_changed"]) == (2, 2, False)
+    assert (report["before"], report["version"]) == (SCHEMA_VERSION, SCHEMA_VERSION)
+    assert report["is_changed"] is False
     assert report["notices"] == [NOTE.removeprefix("notifyq: ").strip()]
-    assert report["files"] == [str(path) for path in migrate.plan(2)]
+    assert report["files"] == [str(path) for path in migrate.plan(SCHEMA_VERSION)]
 
 
 def test_a_dry_run_lists_files_and_changes_nothing(
@@ -100,9 +105,10 @@ def test_a_script_upgrades_once(
     assert catalog(version_1) == catalog(database)
     again = psql(version_1, text, tmp_path)
     assert again.returncode == 3
-    assert "this script starts from version 1, but version 2 is installed" in again.stderr
+    refused = f"this script starts from version 1, but version {SCHEMA_VERSION} is installed"
+    assert refused in again.stderr
     # The next script renews the code of the same version.
-    assert psql(version_1, migrate.script(2), tmp_path).returncode == 0
+    assert psql(version_1, migrate.script(SCHEMA_VERSION), tmp_path).returncode == 0
     assert catalog(version_1) == catalog(database)
 
 
@@ -115,7 +121,8 @@ def test_a_script_installs(
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert catalog(empty_database) == catalog(database)
     again = psql(empty_database, text, tmp_path)
-    assert "this script starts from nothing, but version 2 is installed" in again.stderr
+    refused = f"this script starts from nothing, but version {SCHEMA_VERSION} is installed"
+    assert refused in again.stderr
 
 
 async def test_a_script_runs_through_any_driver(version_1: str, database: str) -> None:

@@ -18,9 +18,13 @@ from notifyq.errors import (
     SchemaTooOldError,
 )
 from notifyq.migrate.files import BEGIN
+from notifyq.sql import SCHEMA_VERSION
 
 CLAIM = "select * from messages.claim($1, 10, worker => 'w')"
 LOCK = "select pg_advisory_lock(7305427003)"
+
+ALL_VERSIONS = list(range(1, SCHEMA_VERSION + 1))
+NEXT = SCHEMA_VERSION + 1
 
 
 async def catalog(dsn: str) -> list[str]:
@@ -49,8 +53,8 @@ async def test_an_upgraded_database_equals_a_fresh_one(version_1: str, database:
     assert await catalog(version_1) != await catalog(database)
     async with session(version_1) as connection:
         report = await migrate.upgrade(connection)
-        assert await versions(connection) == [1, 2]
-    assert (report.before, report.version, report.is_changed) == (1, 2, True)
+        assert await versions(connection) == ALL_VERSIONS
+    assert (report.before, report.version, report.is_changed) == (1, SCHEMA_VERSION, True)
     assert await catalog(version_1) == await catalog(database)
 
 
@@ -90,8 +94,12 @@ async def test_a_second_upgrade_finds_nothing_to_do(version_1: str) -> None:
         await migrate.upgrade(connection)
         before = await catalog_lines(connection)
         report = await migrate.upgrade(connection)
-        assert (report.before, report.version, report.is_changed) == (2, 2, False)
-        assert await versions(connection) == [1, 2]
+        assert (report.before, report.version, report.is_changed) == (
+            SCHEMA_VERSION,
+            SCHEMA_VERSION,
+            False,
+        )
+        assert await versions(connection) == ALL_VERSIONS
         assert await catalog_lines(connection) == before
 
 
@@ -101,7 +109,11 @@ async def test_an_upgrade_renews_functions_of_the_same_version(version_1: str) -
         before = await catalog_lines(connection)
         await connection.execute("drop function messages.dead_count(text)")
         report = await migrate.upgrade(connection)
-        assert (report.before, report.version, report.is_changed) == (2, 2, True)
+        assert (report.before, report.version, report.is_changed) == (
+            SCHEMA_VERSION,
+            SCHEMA_VERSION,
+            True,
+        )
         assert await catalog_lines(connection) == before
 
 
@@ -121,8 +133,8 @@ async def test_of_two_upgrades_at_once_one_waits_and_finds_nothing_to_do(version
         await holder.execute("select pg_advisory_unlock_all()")
         reports = [await upgrade for upgrade in upgrades]
     assert sorted((r.before, r.version, r.is_changed) for r in reports) == [
-        (1, 2, True),
-        (2, 2, False),
+        (1, SCHEMA_VERSION, True),
+        (SCHEMA_VERSION, SCHEMA_VERSION, False),
     ]
 
 
@@ -141,7 +153,7 @@ async def test_an_upgrade_gives_way_and_tries_again(
         await other.execute("insert into messages.message (message) values ('2')")
         assert not upgrade.done()
         await begun.commit()
-        assert (await upgrade).version == 2
+        assert (await upgrade).version == SCHEMA_VERSION
 
 
 async def test_an_upgrade_ends_where_a_transaction_does_not(
@@ -159,7 +171,7 @@ async def test_an_upgrade_ends_where_a_transaction_does_not(
 
 
 async def test_a_migration_that_fails_takes_all_others_back(version_1: str, root: Path) -> None:
-    (root / "migrations/0003_broken.sql").write_text(
+    (root / f"migrations/{NEXT:04}_broken.sql").write_text(
         "-- breaking: no\n-- needs: owner\n\n"
         "create table messages.half (id bigint);\ninsert into messages.nowhere values (1);\n"
     )
@@ -167,40 +179,44 @@ async def test_a_migration_that_fails_takes_all_others_back(version_1: str, root
     async with session(version_1) as connection:
         with pytest.raises(
             SchemaError,
-            match=r'^0003_broken.sql, line 5: relation "messages.nowhere" does not exist; nothing',
+            match=(
+                rf'^{NEXT:04}_broken.sql, line 5: relation "messages.nowhere" does not exist; '
+                "nothing"
+            ),
         ):
             await migrate.upgrade(connection, root)
         assert await versions(connection) == [1]
         assert await catalog_lines(connection) == before
         # The connection is as good as before.
-        assert (await migrate.upgrade(connection)).version == 2
+        assert (await migrate.upgrade(connection)).version == SCHEMA_VERSION
 
 
 async def test_each_migration_is_recorded(version_1: str, root: Path) -> None:
-    (root / "migrations/0003_more.sql").write_text(
+    (root / f"migrations/{NEXT:04}_more.sql").write_text(
         "-- breaking: no\n-- needs: owner\n\ncreate table messages.more (id bigint);\n"
         "select pg_sleep(0.2);\n"
-        "do $$ begin assert 2 = (select max(version) from messages.schema_version); end; $$;\n"
+        f"do $$ begin assert {SCHEMA_VERSION} = "
+        "(select max(version) from messages.schema_version); end; $$;\n"
     )
     source = root / "init/01_schema.sql"
-    source.write_text(source.read_text().replace("select 2;", "select 3;"))
+    source.write_text(source.read_text().replace(f"select {SCHEMA_VERSION};", f"select {NEXT};"))
     async with session(version_1) as connection:
         await connection.execute("set statement_timeout = '100ms'")
-        assert (await migrate.upgrade(connection, root)).version == 3
-        assert await versions(connection) == [1, 2, 3]
+        assert (await migrate.upgrade(connection, root)).version == NEXT
+        assert await versions(connection) == [*ALL_VERSIONS, NEXT]
 
 
 async def test_a_migration_that_needs_a_superuser_says_so(
     version_1: str, root: Path, role: str
 ) -> None:
-    (root / "migrations/0003_power.sql").write_text("-- breaking: no\n-- needs: superuser\n")
+    (root / f"migrations/{NEXT:04}_power.sql").write_text("-- breaking: no\n-- needs: superuser\n")
     async with session(version_1) as connection:
         await connection.execute(f"alter schema messages owner to {role}; set role {role}")
         await connection.execute("reset role")
         await connection.execute(f"grant select on messages.schema_version to {role}")
         await connection.execute(f"set role {role}")
         with pytest.raises(
-            AccessDeniedError, match=f"0003_power.sql needs a superuser, and {role}"
+            AccessDeniedError, match=f"{NEXT:04}_power.sql needs a superuser, and {role}"
         ):
             await migrate.upgrade(connection, root)
         await connection.execute("reset role")
@@ -210,14 +226,14 @@ async def test_what_a_superuser_adds_becomes_the_owners(
     empty_database: str, root: Path, role: str
 ) -> None:
     baseline = Path(__file__).with_name("baseline_0001.sql").read_text(encoding="utf-8")
-    (root / "migrations/0003_more.sql").write_text(
+    (root / f"migrations/{NEXT:04}_more.sql").write_text(
         "-- breaking: no\n-- needs: superuser\n\n"
         "create type messages.shade as enum ('a'); create type messages.pair as (one int);\n"
         "create view messages.seen as select 1 as one;\n"
         "create procedure messages.proceed() language sql as 'select 1';\n"
     )
     source = root / "init/01_schema.sql"
-    source.write_text(source.read_text().replace("select 2;", "select 3;"))
+    source.write_text(source.read_text().replace(f"select {SCHEMA_VERSION};", f"select {NEXT};"))
     async with session(empty_database) as connection:
         await connection.execute(f"create schema messages authorization {role}")
         name = await connection.fetchval("select current_database()")
@@ -250,7 +266,10 @@ async def test_an_install_over_an_older_version_asks_for_an_upgrade(version_1: s
     async with session(version_1) as connection:
         with pytest.raises(
             SchemaTooOldError,
-            match=r"^version 1 is installed, this notifyq needs 2: run `notifyq migrate`$",
+            match=(
+                f"^version 1 is installed, this notifyq needs {SCHEMA_VERSION}: "
+                "run `notifyq migrate`$"
+            ),
         ):
             await migrate.install(connection)
         with pytest.raises(OutdatedSchemaError, match="version 1 of the schema is installed here"):

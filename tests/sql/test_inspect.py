@@ -36,7 +36,7 @@ async def test_queue_info_counts_messages_by_where_they_stand(connection: Connec
         "max_attempts": 3,
         "backoff": timedelta(seconds=2),
         "backoff_max": timedelta(minutes=5),
-        "bell": "always",
+        "bell": "auto",
         "retention": timedelta(days=9),
     }
     assert default["queue"] == "default"

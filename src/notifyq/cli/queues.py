@@ -29,6 +29,7 @@ _WIDE = 110
 class Bell(enum.StrEnum):
     """Whether a message that is published rings."""
 
+    AUTO = "auto"
     ALWAYS = "always"
     OFF = "off"
 

@@ -1,0 +1,184 @@
+-- Attend: publishers need not ring for a queue that a busy worker keeps looking at.
+--
+-- A worker under load holds the key K of a queue exclusively, on its listening session. The insert
+-- trigger tries to share K after the row is written: refused, it stays silent; granted, it rings
+-- and keeps its share to the end of the transaction. To stop, a worker releases K and only then
+-- takes a snapshot. Whoever was silent had a transaction number before that, so once all
+-- transactions of the snapshot are over, one more look finds whatever was published silently, and
+-- the worker may sleep. If its session dies, K falls with it: publishers ring again, and what was
+-- silent in that instant waits for the next poll.
+-- Model and proof: tests/bell/bell.pml.
+--
+-- owns:    nothing
+-- writes:  nothing; notifies new_message
+-- calls:   messages._queue, messages._notify, messages._invalid
+-- raises:  NQ001 queue not found
+
+create or replace function messages._attended_key(queue text)
+  returns bigint
+  language sql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  -- The insert trigger has the same expression in its condition.
+  select hashtextextended(queue, 7305427004);
+$$;
+
+create or replace function messages._watching_key(queue text, place integer)
+  returns bigint
+  language sql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select hashtextextended(queue, 7305427100 + place);
+$$;
+
+create or replace function messages.attend(queue text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set lock_timeout = '100ms'
+as $$
+declare
+  v_queue messages.queue := messages._queue(queue);
+  v_key bigint := messages._attended_key(queue);
+begin
+  if v_queue.bell <> 'auto' or v_queue.paused then
+    return false;
+  end if;
+  if pg_try_advisory_lock(v_key) then
+    return true;
+  end if;
+  if not pg_try_advisory_lock_shared(v_key) then
+    return false;
+  end if;
+  perform pg_advisory_unlock_shared(v_key);
+  -- Only publishers share the key. While this waits, those that come later stay silent.
+  perform pg_advisory_lock(v_key);
+  return true;
+exception
+  when lock_not_available then
+    return null;
+end;
+$$;
+comment on function messages.attend(text) is
+  'Promise that this session looks at the queue every few milliseconds: publishers stop ringing '
+  'for it until unattend() or the end of the session. False: another session attends, or the bell '
+  'of the queue is not auto. Null: publishers that ring did not end within 100 ms; some may have '
+  'been silent meanwhile, as if unattend() had been called now. Raises NQ001 for an unknown queue.';
+
+create or replace function messages.unattend(queues text[])
+  returns pg_snapshot
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform pg_advisory_unlock(messages._attended_key(u.name)) from unnest(queues) as u (name);
+  -- Not before the release: a publisher that is still silent must have begun before the snapshot.
+  return pg_current_snapshot();
+end;
+$$;
+comment on function messages.unattend(text[]) is
+  'Take back the promise of attend() for queues that this session attends. Once settled() says '
+  'true of the snapshot returned, one more claim finds whatever was published silently.';
+
+create or replace function messages.settled(snapshot pg_snapshot)
+  returns boolean
+  language sql
+  volatile
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select pg_snapshot_xmin(pg_current_snapshot()) >= pg_snapshot_xmax(snapshot);
+$$;
+comment on function messages.settled(pg_snapshot) is
+  'Whether every transaction that ran when the snapshot was taken is over, prepared ones included.';
+
+create or replace function messages.watch(queues text[], places integer default 4)
+  returns integer[]
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return array(
+    select (
+      select p.place
+      from generate_series(1, watch.places) as p (place)
+      where pg_try_advisory_lock(messages._watching_key(u.name, p.place))
+      limit 1
+    )
+    from unnest(watch.queues) with ordinality as u (name, number)
+    order by u.number
+  );
+end;
+$$;
+comment on function messages.watch(text[], integer) is
+  'Take a place among those who answer the bell for a single message, in each of the queues; null '
+  'where all are taken. A thousand idle workers need not all get up for one message. Held to '
+  'unwatch() or the end of the session; do not take a second place of the same queue.';
+
+create or replace function messages.unwatch(
+  queues text[], held integer[], places integer default 4
+)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform pg_advisory_unlock(messages._watching_key(u.name, u.place))
+  from unnest(unwatch.queues, unwatch.held) as u (name, place);
+  -- After the release: of two that leave at once, one at least finds all places empty.
+  return messages.summon(array(
+    select u.name
+    from unnest(unwatch.queues) as u (name)
+    where (
+      select bool_and(pg_try_advisory_xact_lock(messages._watching_key(u.name, p.place)))
+      from generate_series(1, unwatch.places) as p (place)
+    )
+  ));
+end;
+$$;
+comment on function messages.unwatch(text[], integer[], integer) is
+  'Give up the places held in these queues. Where nobody is left who watches, all workers are '
+  'summoned if a message waits. Returns for how many queues.';
+
+create or replace function messages.summon(queues text[])
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_name text;
+  v_rung integer := 0;
+begin
+  for v_name in
+    select q.name
+    from messages.queue as q
+    where q.name = any (summon.queues)
+      and not q.paused
+      and q.bell <> 'off'
+    order by q.name
+  loop
+    continue when not exists (
+      select from messages.message as m where m.queue = v_name and m.state = 'waiting'
+    );
+    -- No id: everybody is meant, not those alone who watch.
+    perform messages._notify('new_message', v_name, '');
+    v_rung := v_rung + 1;
+  end loop;
+  return v_rung;
+end;
+$$;
+comment on function messages.summon(text[]) is
+  'Ring for those of the queues that have a message waiting, for every worker: the bell names no '
+  'id. A worker that attends but has no free slot calls the others with it. Returns how many.';
