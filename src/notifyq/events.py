@@ -120,6 +120,22 @@ class HandlerStuck(Event):
     message_id: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueAttended(Event):
+    """The queue is under load: this worker keeps looking, and publishers need not ring."""
+
+    level: ClassVar[int] = logging.DEBUG
+    queue: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueUnattended(Event):
+    """The queue has calmed down, or this worker cannot serve it: publishers ring again."""
+
+    level: ClassVar[int] = logging.DEBUG
+    queue: str
+
+
 Sink = Callable[[Event], None]
 
 

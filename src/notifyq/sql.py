@@ -80,6 +80,18 @@ REDRIVE = """
 select messages.redrive(
   queue => $1, status => $2::messages.message_status, since => $3, until => $4, quantity => $5)
 """
+KEEP_ALIVE = """
+select a.pid, a.backend_start, set_config('tcp_keepalives_idle', '10', false),
+  set_config('tcp_keepalives_interval', '5', false), set_config('tcp_keepalives_count', '3', false)
+from pg_stat_activity as a
+where a.pid = pg_backend_pid()
+"""
+END_SESSION = """
+select pg_terminate_backend(a.pid)
+from pg_stat_activity as a
+where a.pid = $1
+  and a.backend_start = $2
+"""
 SNAPSHOT = "select pg_current_snapshot()::text"
 SYSTEM = "select system_identifier::text from pg_control_system()"
 # One statement, hence one snapshot: what is read and where the next look begins belong together.

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import socket
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from notifyq import sql
+from notifyq.attendance import Attendance
+from notifyq.bell import Promises
+from notifyq.claims import Claims
 from notifyq.crew import Crew
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.events import (
-    MessagesClaimed,
-    OrphansReleased,
     Sink,
     WorkerStarted,
     WorkerStopped,
@@ -31,21 +30,14 @@ from notifyq.upkeep import Upkeep
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Coroutine, Sequence
-    from datetime import timedelta
 
     from notifyq.config import WorkerSettings
     from notifyq.database import Database
     from notifyq.handlers import Registry
     from notifyq.model import Message
 
-log = logging.getLogger("notifyq.worker")
-
-_DOUBT = 5.0
-"""Seconds after a claim without an answer in which the server may still carry it out."""
-_FAREWELL = 2.0
-"""Seconds that a worker that has stopped spends on looking for them a last time."""
 _BARREN = 10
-"""Claims in a row that may find nothing before the next one has to wait a little."""
+"""Bells in a row that may be about nothing before the next one has to wait a little."""
 _COOLDOWN = 0.05
 """That little, in seconds: anybody may ring the bell, and ring it all the time."""
 
@@ -77,30 +69,35 @@ class Worker:
         self._database = database
         self._registry = registry
         self._settings = settings
-        self._queues = list(queues or registry.queues())
-        if not self._queues:
+        self.queues = tuple(queues or registry.queues())
+        """The queues that this worker serves."""
+        if not self.queues:
             raise ConfigurationError("there is no handler: register one with @app.handler('queue')")
         self._listen_dsn = listen_dsn or database.dsn
         self._sink = guarded(sink)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._inbox = Inbox(database, self.name)
         self._wake = asyncio.Event()
-        self._recovery: asyncio.Timeout | None = None
-        self._crew = Crew(self._inbox, self._sink, on_free=self._wake.set, on_failure=self._fail)
+        self._crew = Crew(self._inbox, self._sink, on_free=self._freed, on_failure=self._fail)
+        self._claims = Claims(
+            self._inbox,
+            registry,
+            self.queues,
+            take=self._take,
+            known=self._crew.ids,
+            on_failure=self._fail,
+            sink=self._sink,
+        )
         self._home: asyncio.AbstractEventLoop | None = None
+        self._is_full = False
         self._stops = 0
-        self._doubt_ends = 0.0
+        self._refused: list[Message] = []
         self._failure: BaseException | None = None
 
     @property
     def counts(self) -> Counter[str]:
         """Messages by how they were settled: an archive status, `released`, or `lost`."""
         return self._crew.counts
-
-    @property
-    def queues(self) -> tuple[str, ...]:
-        """The queues that this worker serves."""
-        return tuple(self._queues)
 
     def stop(self) -> None:
         """Claim no more and let the running handlers end; called again, cancel them now.
@@ -113,8 +110,7 @@ class Worker:
 
     def _stop_requested(self) -> None:
         self._wake.set()
-        if self._recovery is not None:
-            self._recovery.reschedule(asyncio.get_running_loop().time())
+        self._claims.stop()
         if self._stops > 1:
             self._crew.cancel()
 
@@ -124,6 +120,8 @@ class Worker:
             raise ConfigurationError("a worker runs once: make another one with app.worker()")
         settings = self._settings
         self._home = asyncio.get_running_loop()
+        promises = Promises(self._database, self._sink, on_session=self._wake.set)
+        self._attendance = Attendance(promises, self.queues, poll=settings.poll.total_seconds())
         # Everything closes in the reverse of this order: handlers drain while their locks are
         # extended on the listener's session and the pool is there to settle them.
         async with (
@@ -135,12 +133,12 @@ class Worker:
                 settings=self._database.settings,
                 name="notifyq worker",
                 ping=settings.ping.total_seconds(),
-                services=[self._crew.heartbeat.serve],
+                services=[self._crew.heartbeat.serve, promises.serve],
                 sink=self._sink,
             ) as listener,
         ):
             listener.failed.add_done_callback(self._listener_failed)
-            self._sink(WorkerStarted(worker=self.name, queues=tuple(self._queues)))
+            self._sink(WorkerStarted(worker=self.name, queues=self.queues))
             upkeep = Upkeep(self._database, settings.upkeep.total_seconds(), self._sink)
             services = [
                 self._serve(upkeep.serve()),
@@ -159,93 +157,52 @@ class Worker:
     async def _claim_until_stopped(self) -> None:
         barren = 0
         while not self._stops:
-            # Cleared before the claim: a bell that rings while the claim is under way must set it
-            # again, else its message waits for the next poll.
+            # Cleared before the look: a bell that rings while it is under way must set it again,
+            # else its message waits for the next poll.
+            is_rung = self._wake.is_set()
             self._wake.clear()
-            if self._free > 0:
-                if await self._claim():
-                    barren = 0
+            if self._room > 0:
+                look = await self._claims.look(self._room)
+                await self._attendance.note(look)
+                if look.is_full:
                     continue
-                barren += 1
+                barren = barren + 1 if is_rung and not look.queues else 0
                 if barren > _BARREN:
                     await asyncio.sleep(_COOLDOWN)
-            if not self._stops:
+            # Only then does a slot that becomes free call for another look.
+            self._is_full = self._room <= 0
+            seconds = await self._attendance.pause(self._room)
+            if seconds > 0 and not self._stops:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._settings.poll.total_seconds()):
+                    async with asyncio.timeout(seconds):
                         await self._wake.wait()
 
+    def _freed(self) -> None:
+        if self._is_full:
+            self._wake.set()
+
     @property
-    def _free(self) -> int:
+    def _room(self) -> int:
         return self._settings.concurrency - self._crew.busy
 
-    async def _claim(self) -> int:
-        if self._doubt_ends > time.monotonic():
-            await self._release_orphans()
-        claimed = 0
-        for lock_timeout, queues in self._by_lock_timeout():
-            free = self._free
-            if free <= 0 or self._stops:
-                break
-            since = time.monotonic()
-            try:
-                messages = await self._inbox.claim(queues, free, lock_timeout=lock_timeout)
-            except DatabaseUnavailableError as error:
-                log.warning("claim failed: %s", error)
-                self._doubt_ends = time.monotonic() + _DOUBT
-                await self._recover()
-                break
-            except asyncio.CancelledError:
-                self._doubt_ends = time.monotonic() + _DOUBT
-                raise
-            claimed += len(messages)
-            await self._take(messages, queues, since)
-        # The first queue of the list is served first, so each gets its turn at that.
-        self._queues.append(self._queues.pop(0))
-        return claimed
-
-    async def _take(self, messages: list[Message], queues: list[str], since: float) -> None:
-        if not messages:
+    def _take(self, messages: list[Message], since: float) -> None:
+        if self._stops:  # the stop came while the claim was under way
+            self._refused.extend(messages)
             return
-        self._sink(MessagesClaimed(quantity=len(messages), queues=tuple(queues)))
-        if not self._stops:
-            for message in messages:
-                self._crew.start(self._registry[message.queue], message, since)
-            return
-        # The stop came while the claim was under way.
-        try:
-            self.counts["released"] += len(await self._inbox.release(messages))
-        except DatabaseUnavailableError as error:
-            self._fail(error)
-
-    def _by_lock_timeout(self) -> list[tuple[timedelta | None, list[str]]]:
-        groups: dict[timedelta | None, list[str]] = {}
-        for queue in self._queues:
-            groups.setdefault(self._registry[queue].lock_timeout, []).append(queue)
-        return list(groups.items())
-
-    async def _release_orphans(self) -> None:
-        """After a claim without an answer: it may have locked messages that nobody knows of."""
-        try:
-            orphans = await self._inbox.release_orphans(self._crew.ids())
-        except DatabaseUnavailableError as gone:
-            self._fail(gone)
-            return
-        if orphans:
-            self._sink(OrphansReleased(quantity=orphans))
-
-    async def _recover(self) -> None:
-        if self._stops:
-            return  # _end() looks once more
-        # The call is tried again for minutes; a stop must not wait for that.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None) as self._recovery:
-                await self._release_orphans()
-        self._recovery = None
+        for message in messages:
+            self._crew.start(self._registry[message.queue], message, since)
 
     async def _drain(self) -> None:
         grace = self._settings.grace.total_seconds()
         self._sink(WorkerStopping(worker=self.name, running=len(self._crew), grace=grace))
+        farewell = asyncio.create_task(self._attendance.close())
+        try:
+            if self._refused:
+                self.counts["released"] += len(await self._inbox.release(self._refused))
+        except DatabaseUnavailableError as error:
+            self._fail(error)
         await self._crew.drain(grace, hurried=lambda: self._stops > 1)
+        await farewell
 
     async def _end(self, services: list[asyncio.Task[None]]) -> None:
         await self._crew.abandon()
@@ -253,10 +210,7 @@ class Worker:
             service.cancel()
         await asyncio.wait(services)
         await self._inbox.close()
-        if self._doubt_ends > time.monotonic():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_FAREWELL):
-                    await self._release_orphans()
+        await self._claims.close()
         self._sink(
             WorkerStopped(
                 worker=self.name,
@@ -267,8 +221,10 @@ class Worker:
 
     def _hear(self, _channel: str, payload: str) -> None:
         # A payload is a hint that anybody may forge: it decides on a look, and on nothing else.
-        queue = payload.rpartition(":")[0]
-        if not queue or queue in self._queues:
+        queue, _, ids = payload.rpartition(":")
+        if queue and queue not in self.queues:
+            return
+        if not ids.isdecimal() or self._attendance.answers(queue):
             self._wake.set()
 
     def _tell_home(self, function: Callable[..., None], *args: Any) -> None:

@@ -149,7 +149,11 @@ async def test_a_session_that_was_ended_listens_again_and_reports_a_bell(
         heard.bells.clear()
         await connection.execute("notify bell, 'after'")
         await heard.wait("after")
-    assert await sessions(connection) == []
+
+    async def none_left() -> bool:
+        return await sessions(connection) == []
+
+    await until(none_left, "its sessions have ended")
 
 
 async def test_a_session_that_falls_silent_is_found_by_the_ping(

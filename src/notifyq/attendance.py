@@ -1,0 +1,192 @@
+"""When a worker looks, when it sleeps, and who gets up for one message.
+
+Under load a worker attends its queues: it looks every few milliseconds, and publishers need not
+ring. Before it sleeps it takes that back, waits for the publishers that were silent, and looks once
+more. Of many idle workers only a few answer the bell for a single message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from notifyq.bell import Promises
+    from notifyq.claims import Look
+
+_LOADED = 10
+"""Looks in a row that found messages, after which a queue is attended."""
+_LULL = 0.01
+"""Seconds without a message that end such a row."""
+_LINGER = 0.02
+"""Seconds without a message after which a queue is attended no more."""
+_LOOK_EVERY = 0.003
+"""Seconds between two looks at attended queues that have nothing: most of a message's wait."""
+_SUMMON_EVERY = 0.1
+"""Seconds between two calls for other workers by one that attends and cannot take everything."""
+_STUCK = 1.0
+"""Seconds without a free slot after which a worker leaves its queues to others."""
+_BUSY = 0.02
+"""Seconds without a free slot after which a worker does not answer the bell."""
+_AT_ONCE = 0.0
+_RETRY = 1.0
+"""Seconds before what was refused is tried again."""
+_MOST_QUEUES = 16
+"""Session locks live in shared memory: a worker of a thousand queues must not take it all."""
+_FAREWELL = 1.0
+"""Seconds that a worker that stops waits for publishers that were silent."""
+
+
+@dataclass(slots=True)
+class _Load:
+    """How busy one queue is."""
+
+    looks: int = 0
+    dry_since: float | None = None
+    retry_at: float = 0
+
+    def lull(self, now: float) -> float:
+        """Seconds since it was seen to be empty."""
+        return 0 if self.dry_since is None else now - self.dry_since
+
+
+class Attendance:
+    """Decides, after each look of a worker, what it promises and how long it may wait."""
+
+    def __init__(self, promises: Promises, queues: Sequence[str], *, poll: float) -> None:
+        self._promises = promises
+        self._queues = frozenset(queues)
+        self._poll = poll
+        self._loads: dict[str, _Load] = {}
+        self._attending: asyncio.Task[None] | None = None
+        self._crowded: set[str] = set()
+        self._watch_at = 0.0
+        self._summon_at = 0.0
+        self._full_since: float | None = None
+        self._dry_looks = 0
+        self._owes_look_since = 0
+        self._has_failed = False
+
+    def answers(self, queue: str) -> bool:
+        """Whether to look when the bell rings for a single message of this queue."""
+        return queue not in self._crowded
+
+    async def note(self, look: Look) -> None:
+        """Learn what a look has found, and attend queues that are under load."""
+        now = time.monotonic()
+        self._has_failed = look.has_failed
+        for queue in look.queues:
+            load = self._loads.setdefault(queue, _Load())
+            load.looks = 1 if load.lull(now) > _LULL else load.looks + 1
+            load.dry_since = None if look.is_full else now
+        if look.is_full:
+            await self._summon(now)
+        elif not look.has_failed:
+            self._dry_looks += 1
+            for queue, load in self._loads.items():
+                if queue not in look.queues and load.dry_since is None:
+                    load.dry_since = now
+        self._attend(now)
+
+    async def pause(self, room: int) -> float:
+        """Keep the promises of a worker that can claim nothing now; return how long it may wait."""
+        if not self._promises.is_possible:
+            return self._poll
+        if await self._promises.renew(self._queues):
+            self._crowded.clear()
+            self._watch_at = 0
+        now = time.monotonic()
+        if room <= 0:
+            return await self._pause_full(now)
+        self._full_since = None
+        calm = [q for q in self._promises.attended if self._lull(q, now) >= _LINGER]
+        if calm:
+            await self._promises.leave(calm)
+        if self._promises.attended or self._attending is not None:
+            return _LOOK_EVERY
+        if now >= self._watch_at:
+            await self._watch(now)
+        return await self._before_sleep()
+
+    async def close(self) -> None:
+        """Take all promises back; a bell makes up for publishers that were silent."""
+        if self._attending is not None:
+            await asyncio.wait({self._attending})
+        await self._promises.leave(list(self._promises.attended))
+        await self._promises.unwatch()
+        if silence := self._promises.silence:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL):
+                    await silence.end(self._promises)
+            await self._promises.summon(silence.queues)
+
+    async def _before_sleep(self) -> float:
+        if silence := self._promises.silence:
+            if not await silence.is_over(self._promises):
+                return silence.next_check()
+            self._promises.silence = None
+            self._owes_look_since = self._dry_looks
+        if self._has_failed or self._owes_look_since != self._dry_looks:
+            return self._poll
+        return _AT_ONCE
+
+    def _lull(self, queue: str, now: float) -> float:
+        return self._loads[queue].lull(now) if queue in self._loads else _LINGER
+
+    async def _pause_full(self, now: float) -> float:
+        promises = self._promises
+        if self._full_since is None:
+            self._full_since = now
+        full_for = now - self._full_since
+        if full_for >= _BUSY and promises.places:
+            await promises.unwatch()
+            self._watch_at = 0
+        if full_for >= _STUCK and promises.attended:
+            await promises.leave(list(promises.attended))
+        if promises.attended:
+            await self._summon(now)
+            return _SUMMON_EVERY
+        seconds = await self._before_sleep()
+        if seconds == _AT_ONCE:
+            # There is no room for the look that is owed: others must take it.
+            await promises.summon(self._queues)
+            self._dry_looks += 1
+        return min(seconds, _BUSY if promises.places else self._poll)
+
+    def _attend(self, now: float) -> None:
+        for queue, load in list(self._loads.items()):
+            if queue in self._promises.attended:
+                continue
+            if self._attending is None and load.looks >= _LOADED and now >= load.retry_at:
+                load.retry_at = now + _RETRY
+                if len(self._promises.attended) < _MOST_QUEUES:
+                    # Beside the claims, for publishers that ring may hold it up.
+                    self._attending = asyncio.create_task(self._promises.attend(queue))
+                    self._attending.add_done_callback(self._has_tried)
+            elif load.lull(now) > _RETRY:
+                del self._loads[queue]
+
+    def _has_tried(self, _task: asyncio.Task[None]) -> None:
+        self._attending = None
+
+    async def _summon(self, now: float) -> None:
+        if self._promises.attended and now >= self._summon_at:
+            await self._promises.summon(self._promises.attended)
+            # Where old snapshots make it slow, it must not become all that happens.
+            self._summon_at = now + max(_SUMMON_EVERY, 10 * (time.monotonic() - now))
+
+    async def _watch(self, now: float) -> None:
+        """Try for a place in each queue."""
+        self._watch_at = now + _RETRY
+        missing = [queue for queue in self._queues if queue not in self._promises.places]
+        if not missing or len(self._queues) > _MOST_QUEUES:
+            return
+        self._crowded = await self._promises.watch(missing)
+        if len(self._crowded) < len(missing):
+            # What rang before the place was taken, nobody may have answered.
+            self._owes_look_since = self._dry_looks

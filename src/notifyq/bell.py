@@ -1,0 +1,181 @@
+"""What a worker's listening session promises to publishers and to other workers; see 23_attend.sql.
+
+A promise is an advisory lock of that session, so it ends with the session, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from notifyq import sql
+from notifyq.errors import NotifyqError
+from notifyq.events import QueueAttended, QueueUnattended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from notifyq.database import Database
+    from notifyq.events import Sink
+    from notifyq.listener import Session
+
+log = logging.getLogger("notifyq.worker")
+
+_FIRST_CHECK, _LAST_CHECK = 0.002, 1.0
+"""Seconds between two checks on publishers that were silent: the first pause, and the longest."""
+
+
+class Silence:
+    """Publishers that did not ring and may not have committed yet, in `queues`."""
+
+    def __init__(self, queues: Iterable[str], snapshot: str | None) -> None:
+        self.queues = set(queues)
+        self._snapshot = snapshot
+        self._check_in = _FIRST_CHECK
+
+    def next_check(self) -> float:
+        """Seconds to the next check, longer from time to time."""
+        check_in, self._check_in = self._check_in, min(2 * self._check_in, _LAST_CHECK)
+        return check_in
+
+    async def is_over(self, promises: Promises) -> bool:
+        """Whether all of them have ended, so that one more look finds what they published."""
+        if self._snapshot is None:  # the server could not be asked when it began
+            self._snapshot = await promises.ask(sql.SNAPSHOT)
+            return False
+        return await promises.ask(sql.SETTLED, self._snapshot) is True
+
+    async def end(self, promises: Promises) -> None:
+        """Wait until all of them have ended."""
+        while not await self.is_over(promises):  # noqa: ASYNC110  no event tells of it
+            await asyncio.sleep(self.next_check())
+
+
+class Promises:
+    """Attended queues, and places among those who answer the bell for a single message.
+
+    `serve` runs beside the listener on its loop, all else on the worker's; `on_session` is called
+    there whenever a session has taken over.
+    """
+
+    def __init__(self, database: Database, sink: Sink, on_session: Callable[[], None]) -> None:
+        self._database = database
+        self._sink = sink
+        self._on_session = on_session
+        self._home = asyncio.get_running_loop()
+        self._loop = self._home
+        self._session: Session | None = None
+        self._seen: Session | None = None
+        self._identity: tuple[int, Any] | None = None
+        self.attended: set[str] = set()
+        self.places: dict[str, int] = {}
+        self.silence: Silence | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is a session to promise anything on."""
+        return self._session is not None
+
+    async def serve(self, session: Session) -> None:
+        """Lend the session to the worker for as long as it lasts."""
+        if self._identity is not None:
+            # The server may not know yet that the one before is dead, and believe its promises.
+            await session.fetch(sql.END_SESSION, *self._identity)
+        # Where a host dies without a word, its promises must not outlive it by two hours.
+        [row] = await session.fetch(sql.KEEP_ALIVE)
+        self._identity = (row["pid"], row["backend_start"])
+        self._loop = asyncio.get_running_loop()
+        self._session = session
+        try:
+            self._home.call_soon_threadsafe(self._on_session)
+            await asyncio.Event().wait()
+        finally:
+            self._session = None
+
+    async def renew(self, queues: Iterable[str]) -> bool:
+        """Start again where another session has taken over; true if it has."""
+        if self._session is self._seen or self._session is None:
+            return False
+        is_first, self._seen = self._seen is None, self._session
+        self.attended.clear()
+        self.places.clear()
+        if not is_first:
+            await self._fall_silent(queues, None)
+        return True
+
+    async def attend(self, queue: str) -> None:
+        """Promise to look at the queue every few milliseconds, unless another session does."""
+        answer = await self._call(sql.ATTEND, queue)
+        if answer is True:
+            self.attended.add(queue)
+            self._sink(QueueAttended(queue=queue))
+        elif answer is None:
+            await self._fall_silent([queue], None)
+
+    async def leave(self, queues: list[str]) -> None:
+        """Attend these queues no more. Where that cannot be said, the promise stands."""
+        if not queues:
+            return
+        snapshot = await self._call(sql.UNATTEND, queues)
+        if snapshot is not None:
+            self.attended.difference_update(queues)
+            await self._fall_silent(queues, snapshot)
+            for queue in queues:
+                self._sink(QueueUnattended(queue=queue))
+
+    async def watch(self, queues: list[str]) -> set[str]:
+        """Try for a place in each of the queues; return those where all places are taken."""
+        places = await self._call(sql.WATCH, queues)
+        if places is None:
+            return set()
+        taken = {q: p for q, p in zip(queues, places, strict=True) if p is not None}
+        self.places |= taken
+        return set(queues) - taken.keys()
+
+    async def unwatch(self) -> None:
+        """Give up all places; whoever is the last to leave calls the others."""
+        if self.places:
+            await self._call(sql.UNWATCH, list(self.places), list(self.places.values()))
+            self.places.clear()
+
+    async def summon(self, queues: Iterable[str]) -> bool:
+        """Call all workers of those queues that have something waiting. False: it cannot be."""
+        return await self.ask(sql.SUMMON, list(queues)) is not None
+
+    async def ask(self, statement: str, *args: Any) -> Any:
+        """The one value of a call on any session; None if it cannot be had."""
+        try:
+            return await self._database.value(statement, *args)
+        except (NotifyqError, asyncpg.PostgresError) as error:
+            log.debug("a call for the bell failed: %s", error)
+            return None
+
+    async def _fall_silent(self, queues: Iterable[str], snapshot: str | None) -> None:
+        before = self.silence.queues if self.silence is not None else set()
+        # The later snapshot holds for the earlier silence too.
+        self.silence = Silence(before | set(queues), snapshot or await self.ask(sql.SNAPSHOT))
+
+    async def _call(self, statement: str, *args: Any) -> Any:
+        """The one value of a call on the listening session; None if it cannot be had."""
+        if self._session is None:
+            return None
+        call = self._session.fetch(statement, *args)
+        try:
+            future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        except RuntimeError:  # the listener has ended
+            call.close()
+            return None
+        try:
+            rows = await asyncio.wrap_future(future)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            log.debug("a call for the bell failed: %s", error)
+            return None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return None  # it was the listener's loop that ended
+        return rows[0][0]

@@ -1,0 +1,140 @@
+"""The claims of a worker over all of its queues, and the search for those whose answer was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from notifyq.errors import DatabaseUnavailableError
+from notifyq.events import MessagesClaimed, OrphansReleased
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from notifyq.events import Sink
+    from notifyq.handlers import Registry
+    from notifyq.inbox import Inbox
+    from notifyq.model import Message
+
+log = logging.getLogger("notifyq.worker")
+
+Take = Callable[["list[Message]", float], None]
+"""Is given messages that were claimed, and when the claim was sent in monotonic seconds."""
+
+_MOST = 10_000
+"""What messages.claim() hands out in one call."""
+_DOUBT = 5.0
+"""Seconds after a claim without an answer in which the server may still carry it out."""
+_FAREWELL = 2.0
+"""Seconds that a worker that has stopped spends on looking for them a last time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at all queues has found; `is_full` means that there may be more."""
+
+    queues: frozenset[str]
+    is_full: bool
+    has_failed: bool = False
+
+
+class Claims:
+    """Claims for one worker.
+
+    `take` is called with what came, `known` tells which ids the worker has, and `on_failure` is
+    called with an error after which it cannot go on.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        registry: Registry,
+        queues: Sequence[str],
+        *,
+        take: Take,
+        known: Callable[[], list[int]],
+        on_failure: Callable[[BaseException], None],
+        sink: Sink,
+    ) -> None:
+        self._inbox = inbox
+        self._registry = registry
+        self._queues = list(queues)
+        self._take = take
+        self._known = known
+        self._on_failure = on_failure
+        self._sink = sink
+        self._recovery: asyncio.Timeout | None = None
+        self._doubt_ends = 0.0
+        self._is_stopping = False
+
+    async def look(self, room: int) -> Look:
+        """Claim up to `room` messages of all queues; each queue has its turn at being the first."""
+        if self._doubt_ends > time.monotonic():
+            await self._release_orphans()
+        found: set[str] = set()
+        left = min(room, _MOST)
+        for lock_timeout, queues in self._by_lock_timeout():
+            if left == 0 or self._is_stopping:
+                break
+            since = time.monotonic()
+            try:
+                claimed = await self._inbox.claim(queues, left, lock_timeout=lock_timeout)
+            except DatabaseUnavailableError as error:
+                log.warning("claim failed: %s", error)
+                self._doubt_ends = time.monotonic() + _DOUBT
+                await self._recover()
+                return Look(frozenset(found), is_full=False, has_failed=True)
+            except asyncio.CancelledError:
+                self._doubt_ends = time.monotonic() + _DOUBT
+                raise
+            if claimed:
+                left -= len(claimed)
+                found.update(message.queue for message in claimed)
+                self._sink(MessagesClaimed(quantity=len(claimed), queues=tuple(queues)))
+                self._take(claimed, since)
+        self._queues.append(self._queues.pop(0))
+        return Look(frozenset(found), is_full=left == 0)
+
+    def stop(self) -> None:
+        """Claim no more, and wait no longer for a server that is gone."""
+        self._is_stopping = True
+        if self._recovery is not None:
+            self._recovery.reschedule(asyncio.get_running_loop().time())
+
+    async def close(self) -> None:
+        """Look a last time for messages that were claimed unheard."""
+        if self._doubt_ends > time.monotonic():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL):
+                    await self._release_orphans()
+
+    def _by_lock_timeout(self) -> list[tuple[timedelta | None, list[str]]]:
+        groups: dict[timedelta | None, list[str]] = {}
+        for queue in self._queues:
+            groups.setdefault(self._registry[queue].lock_timeout, []).append(queue)
+        return list(groups.items())
+
+    async def _recover(self) -> None:
+        if self._is_stopping:
+            return  # close() looks once more
+        # The call is tried again for minutes; a stop must not wait for that.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as self._recovery:
+                await self._release_orphans()
+        self._recovery = None
+
+    async def _release_orphans(self) -> None:
+        """After a claim without an answer: it may have locked messages that nobody knows of."""
+        try:
+            orphans = await self._inbox.release_orphans(self._known())
+        except DatabaseUnavailableError as gone:
+            self._on_failure(gone)
+            return
+        if orphans:
+            self._sink(OrphansReleased(quantity=orphans))
