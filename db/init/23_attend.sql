@@ -35,12 +35,12 @@ as $$
   select hashtextextended(queue, 7305427100 + place);
 $$;
 
-create or replace function messages.attend(queue text)
+create or replace function messages.attend(queue text, eager boolean default true)
   returns boolean
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
-  set lock_timeout = '100ms'
+  set lock_timeout = '500ms'
 as $$
 declare
   v_queue messages.queue := messages._queue(queue);
@@ -50,13 +50,15 @@ begin
     return false;
   end if;
   if pg_try_advisory_lock(v_key) then
-    return true;
+    -- Nobody publishes at this moment, so bells cost little, and wake a worker sooner than a look.
+    return eager or not pg_advisory_unlock(v_key);
   end if;
   if not pg_try_advisory_lock_shared(v_key) then
     return false;
   end if;
   perform pg_advisory_unlock_shared(v_key);
-  -- Only publishers share the key. While this waits, those that come later stay silent.
+  -- Only publishers share the key. While this waits, those that come later stay silent; it has to
+  -- wait for the commits of those that ring, which are one after the other.
   perform pg_advisory_lock(v_key);
   return true;
 exception
@@ -64,11 +66,12 @@ exception
     return null;
 end;
 $$;
-comment on function messages.attend(text) is
+comment on function messages.attend(text, boolean) is
   'Promise that this session looks at the queue every few milliseconds: publishers stop ringing '
-  'for it until unattend() or the end of the session. False: another session attends, or the bell '
-  'of the queue is not auto. Null: publishers that ring did not end within 100 ms; some may have '
-  'been silent meanwhile, as if unattend() had been called now. Raises NQ001 for an unknown queue.';
+  'for it until unattend() or the end of the session. With eager => false only if somebody is '
+  'publishing at this moment. False: another session attends, or the bell of the queue is not '
+  'auto. Null: publishers that ring did not end within half a second; some may have been silent '
+  'meanwhile, as if unattend() had been called now. Raises NQ001 for an unknown queue.';
 
 create or replace function messages.unattend(queues text[])
   returns pg_snapshot

@@ -76,7 +76,7 @@ begin
     messages.extend(bigint, bigint, interval),
     messages.extend_many(bigint[], bigint[], interval),
     messages.take(text, integer),
-    messages.attend(text),
+    messages.attend(text, boolean),
     messages.unattend(text[]),
     messages.settled(pg_snapshot),
     messages.watch(text[], integer),

@@ -23,10 +23,10 @@ _LOADED = 10
 """Looks in a row that found messages, after which a queue is attended."""
 _LULL = 0.01
 """Seconds without a message that end such a row."""
-_LINGER = 0.02
+_LINGER = 0.2
 """Seconds without a message after which a queue is attended no more."""
 _LOOK_EVERY = 0.003
-"""Seconds between two looks at attended queues that have nothing: most of a message's wait."""
+"""Seconds between two looks at attended queues that have nothing; longer the longer that lasts."""
 _SUMMON_EVERY = 0.1
 """Seconds between two calls for other workers by one that attends and cannot take everything."""
 _STUCK = 1.0
@@ -34,7 +34,7 @@ _STUCK = 1.0
 _BUSY = 0.02
 """Seconds without a free slot after which a worker does not answer the bell."""
 _AT_ONCE = 0.0
-_RETRY = 1.0
+_RETRY_ATTEND, _RETRY_WATCH = 0.2, 1.0
 """Seconds before what was refused is tried again."""
 _MOST_QUEUES = 16
 """Session locks live in shared memory: a worker of a thousand queues must not take it all."""
@@ -104,11 +104,11 @@ class Attendance:
         if room <= 0:
             return await self._pause_full(now)
         self._full_since = None
-        calm = [q for q in self._promises.attended if self._lull(q, now) >= _LINGER]
-        if calm:
+        lulls = {queue: self._lull(queue, now) for queue in self._promises.attended}
+        if calm := [queue for queue, lull in lulls.items() if lull >= _LINGER]:
             await self._promises.leave(calm)
         if self._promises.attended or self._attending is not None:
-            return _LOOK_EVERY
+            return max(_LOOK_EVERY, min(lulls.values(), default=0) / 8)
         if now >= self._watch_at:
             await self._watch(now)
         return await self._before_sleep()
@@ -163,12 +163,12 @@ class Attendance:
             if queue in self._promises.attended:
                 continue
             if self._attending is None and load.looks >= _LOADED and now >= load.retry_at:
-                load.retry_at = now + _RETRY
+                load.retry_at = now + _RETRY_ATTEND
                 if len(self._promises.attended) < _MOST_QUEUES:
                     # Beside the claims, for publishers that ring may hold it up.
                     self._attending = asyncio.create_task(self._promises.attend(queue))
                     self._attending.add_done_callback(self._has_tried)
-            elif load.lull(now) > _RETRY:
+            elif load.lull(now) > _LINGER:
                 del self._loads[queue]
 
     def _has_tried(self, _task: asyncio.Task[None]) -> None:
@@ -182,7 +182,7 @@ class Attendance:
 
     async def _watch(self, now: float) -> None:
         """Try for a place in each queue."""
-        self._watch_at = now + _RETRY
+        self._watch_at = now + _RETRY_WATCH
         missing = [queue for queue in self._queues if queue not in self._promises.places]
         if not missing or len(self._queues) > _MOST_QUEUES:
             return

@@ -32,7 +32,7 @@ RETRY = """
 select messages.retry(
   id => $1, lock_token => $2, delay => $3, details => $4, status => $5::messages.message_status)
 """
-ATTEND = "select messages.attend(queue => $1)"
+ATTEND = "select messages.attend(queue => $1, eager => false)"
 UNATTEND = "select messages.unattend(queues => $1)::text"
 SETTLED = "select messages.settled(snapshot => $1::text::pg_snapshot)"
 WATCH = "select messages.watch(queues => $1)"

@@ -231,3 +231,25 @@ async def test_maintain_is_done_by_one_session_at_a_time(
         assert await is_null(connection) is False
         assert await is_null(other) is True
     assert await is_null(other) is False
+
+
+async def test_messages_without_a_queue_are_rejected_with_the_reason(
+    connection: Connection, connect: Connect
+) -> None:
+    await value(connection, "create_queue", name="q")
+    other = await connect()
+    assert await value(other, "attend", queue="q")
+    await value(connection, "drop_queue", name="q")
+    # The session that attends has not noticed, so publishers are silent and ask no registry.
+    strays = [
+        await value(connection, "publish", queue="q", message=1),
+        await value(connection, "publish", queue="q", message=2, delay=timedelta(hours=1)),
+    ]
+    kept = await value(connection, "publish", queue="default", message=3)
+    assert (await rows(connection, "maintain"))[0]["reaped"] == 2
+    archived = await rows(connection, "archive_list", queue="q")
+    assert sorted((row["id"], row["status"], row["details"]) for row in archived) == [
+        (stray, "rejected", "there is no queue 'q' any more") for stray in strays
+    ]
+    assert [row["id"] for row in await rows(connection, "message_list")] == [kept]
+    assert (await rows(connection, "maintain"))[0]["reaped"] == 0
