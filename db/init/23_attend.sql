@@ -151,7 +151,7 @@ comment on function messages.unwatch(text[], integer[], integer) is
   'Give up the places held in these queues. Where nobody is left who watches, all workers are '
   'summoned if a message waits. Returns for how many queues.';
 
-create or replace function messages.summon(queues text[])
+create or replace function messages.summon(queues text[], always boolean default false)
   returns integer
   language plpgsql
   security definer
@@ -172,7 +172,7 @@ begin
       and q.bell <> 'off'
     order by q.name
   loop
-    continue when not exists (
+    continue when not always and not exists (
       select from messages.message as m where m.queue = v_name and m.state = 'waiting'
     );
     -- No id: everybody is meant, not those alone who watch.
@@ -182,6 +182,8 @@ begin
   return v_rung;
 end;
 $$;
-comment on function messages.summon(text[]) is
-  'Ring for those of the queues that have a message waiting, for every worker: the bell names no '
-  'id. A worker that attends but has no free slot calls the others with it. Returns how many.';
+comment on function messages.summon(text[], boolean) is
+  'Ring for every worker of those of the queues that have a message waiting, or of all: the bell '
+  'names no id. Whoever hears it looks now, and once more when all transactions of that moment are '
+  'over, as after unattend(). A worker that attends but has no free slot, or stops, calls the '
+  'others with it. Returns for how many queues it rang.';

@@ -81,7 +81,7 @@ begin
     messages.settled(pg_snapshot),
     messages.watch(text[], integer),
     messages.unwatch(text[], integer[], integer),
-    messages.summon(text[]),
+    messages.summon(text[], boolean),
     messages.reap(integer),
     messages.stage_due(integer),
     messages.renotify(),

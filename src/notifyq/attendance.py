@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,8 +37,6 @@ _RETRY_ATTEND, _RETRY_WATCH = 0.2, 1.0
 """Seconds before what was refused is tried again."""
 _MOST_QUEUES = 16
 """Session locks live in shared memory: a worker of a thousand queues must not take it all."""
-_FAREWELL = 1.0
-"""Seconds that a worker that stops waits for publishers that were silent."""
 
 
 @dataclass(slots=True)
@@ -65,6 +62,7 @@ class Attendance:
         self._loads: dict[str, _Load] = {}
         self._attending: asyncio.Task[None] | None = None
         self._crowded: set[str] = set()
+        self._summoned: set[str] = set()
         self._watch_at = 0.0
         self._summon_at = 0.0
         self._full_since: float | None = None
@@ -72,9 +70,11 @@ class Attendance:
         self._owes_look_since = 0
         self._has_failed = False
 
-    def answers(self, queue: str) -> bool:
-        """Whether to look when the bell rings for a single message of this queue."""
-        return queue not in self._crowded
+    def answers(self, queue: str, ids: str) -> bool:
+        """Whether to look when the bell rings for these messages of a queue; none: a summons."""
+        if not ids:
+            self._summoned.add(queue)
+        return queue not in self._crowded or not ids.isdecimal()
 
     async def note(self, look: Look) -> None:
         """Learn what a look has found, and attend queues that are under load."""
@@ -100,6 +100,9 @@ class Attendance:
         if await self._promises.renew(self._queues):
             self._crowded.clear()
             self._watch_at = 0
+        if self._summoned:
+            summoned, self._summoned = self._summoned, set()
+            await self._promises.fall_silent(summoned)
         now = time.monotonic()
         if room <= 0:
             return await self._pause_full(now)
@@ -114,16 +117,13 @@ class Attendance:
         return await self._before_sleep()
 
     async def close(self) -> None:
-        """Take all promises back; a bell makes up for publishers that were silent."""
+        """Take all promises back, and leave publishers that were silent to the other workers."""
         if self._attending is not None:
             await asyncio.wait({self._attending})
         await self._promises.leave(list(self._promises.attended))
         await self._promises.unwatch()
         if silence := self._promises.silence:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_FAREWELL):
-                    await silence.end(self._promises)
-            await self._promises.summon(silence.queues)
+            await self._promises.summon(silence.queues, always=True)
 
     async def _before_sleep(self) -> float:
         if silence := self._promises.silence:

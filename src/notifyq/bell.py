@@ -48,11 +48,6 @@ class Silence:
             return False
         return await promises.ask(sql.SETTLED, self._snapshot) is True
 
-    async def end(self, promises: Promises) -> None:
-        """Wait until all of them have ended."""
-        while not await self.is_over(promises):  # noqa: ASYNC110  no event tells of it
-            await asyncio.sleep(self.next_check())
-
 
 class Promises:
     """Attended queues, and places among those who answer the bell for a single message.
@@ -99,11 +94,10 @@ class Promises:
         """Start again where another session has taken over; true if it has."""
         if self._session is self._seen or self._session is None:
             return False
-        is_first, self._seen = self._seen is None, self._session
+        self._seen = self._session
         self.attended.clear()
         self.places.clear()
-        if not is_first:
-            await self._fall_silent(queues, None)
+        await self.fall_silent(queues)
         return True
 
     async def attend(self, queue: str) -> None:
@@ -113,7 +107,7 @@ class Promises:
             self.attended.add(queue)
             self._sink(QueueAttended(queue=queue))
         elif answer is None:
-            await self._fall_silent([queue], None)
+            await self.fall_silent([queue])
 
     async def leave(self, queues: list[str]) -> None:
         """Attend these queues no more. Where that cannot be said, the promise stands."""
@@ -122,7 +116,7 @@ class Promises:
         snapshot = await self._call(sql.UNATTEND, queues)
         if snapshot is not None:
             self.attended.difference_update(queues)
-            await self._fall_silent(queues, snapshot)
+            await self.fall_silent(queues, snapshot)
             for queue in queues:
                 self._sink(QueueUnattended(queue=queue))
 
@@ -141,9 +135,15 @@ class Promises:
             await self._call(sql.UNWATCH, list(self.places), list(self.places.values()))
             self.places.clear()
 
-    async def summon(self, queues: Iterable[str]) -> bool:
+    async def summon(self, queues: Iterable[str], *, always: bool = False) -> bool:
         """Call all workers of those queues that have something waiting. False: it cannot be."""
-        return await self.ask(sql.SUMMON, list(queues)) is not None
+        return await self.ask(sql.SUMMON, list(queues), always) is not None
+
+    async def fall_silent(self, queues: Iterable[str], snapshot: str | None = None) -> None:
+        """Remember that publishers of these queues may have been silent up to now."""
+        before = self.silence.queues if self.silence is not None else set()
+        # The later snapshot holds for the earlier silence too.
+        self.silence = Silence(before | set(queues), snapshot or await self.ask(sql.SNAPSHOT))
 
     async def ask(self, statement: str, *args: Any) -> Any:
         """The one value of a call on any session; None if it cannot be had."""
@@ -152,11 +152,6 @@ class Promises:
         except (NotifyqError, asyncpg.PostgresError) as error:
             log.debug("a call for the bell failed: %s", error)
             return None
-
-    async def _fall_silent(self, queues: Iterable[str], snapshot: str | None) -> None:
-        before = self.silence.queues if self.silence is not None else set()
-        # The later snapshot holds for the earlier silence too.
-        self.silence = Silence(before | set(queues), snapshot or await self.ask(sql.SNAPSHOT))
 
     async def _call(self, statement: str, *args: Any) -> Any:
         """The one value of a call on the listening session; None if it cannot be had."""

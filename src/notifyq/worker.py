@@ -222,9 +222,7 @@ class Worker:
     def _hear(self, _channel: str, payload: str) -> None:
         # A payload is a hint that anybody may forge: it decides on a look, and on nothing else.
         queue, _, ids = payload.rpartition(":")
-        if queue and queue not in self.queues:
-            return
-        if not ids.isdecimal() or self._attendance.answers(queue):
+        if not queue or (queue in self.queues and self._attendance.answers(queue, ids)):
             self._wake.set()
 
     def _tell_home(self, function: Callable[..., None], *args: Any) -> None:
