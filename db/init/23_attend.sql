@@ -49,9 +49,20 @@ begin
   if v_queue.bell <> 'auto' or v_queue.paused then
     return false;
   end if;
+  -- Bells cost little where their commits do not wait for each other, and wake a worker sooner than
+  -- the next look would.
+  if not eager and 2 > (
+    select count(*)
+    from pg_locks as l
+    join pg_database as d on d.oid = l.database and d.datname = current_database()
+    where l.locktype = 'advisory'
+      and l.objsubid = 1
+      and (l.classid::bigint << 32 | l.objid::bigint) = v_key
+  ) then
+    return false;
+  end if;
   if pg_try_advisory_lock(v_key) then
-    -- Nobody publishes at this moment, so bells cost little, and wake a worker sooner than a look.
-    return eager or not pg_advisory_unlock(v_key);
+    return true;
   end if;
   if not pg_try_advisory_lock_shared(v_key) then
     return false;
@@ -68,10 +79,11 @@ end;
 $$;
 comment on function messages.attend(text, boolean) is
   'Promise that this session looks at the queue every few milliseconds: publishers stop ringing '
-  'for it until unattend() or the end of the session. With eager => false only if somebody is '
-  'publishing at this moment. False: another session attends, or the bell of the queue is not '
-  'auto. Null: publishers that ring did not end within half a second; some may have been silent '
-  'meanwhile, as if unattend() had been called now. Raises NQ001 for an unknown queue.';
+  'for it until unattend() or the end of the session. With eager => false only if several '
+  'sessions publish at this moment. False: they do not, or another session attends, or the bell of '
+  'the queue is not auto. Null: publishers that ring did not end within half a second; some may '
+  'have been silent meanwhile, as if unattend() had been called now. Raises NQ001 for an unknown '
+  'queue.';
 
 create or replace function messages.unattend(queues text[])
   returns pg_snapshot

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from notifyq.bell import Promises
     from notifyq.claims import Look
 
-_LOADED = 10
-"""Looks in a row that found messages, after which a queue is attended."""
-_LULL = 0.01
+_LOADED = 5
+"""Looks in a row that found messages, after which a queue is attended if publishers contend."""
+_LULL = 0.05
 """Seconds without a message that end such a row."""
 _LINGER = 0.2
 """Seconds without a message after which a queue is attended no more."""
@@ -80,6 +80,7 @@ class Attendance:
         """Learn what a look has found, and attend queues that are under load."""
         now = time.monotonic()
         self._has_failed = look.has_failed
+        self._full_since = None
         for queue in look.queues:
             load = self._loads.setdefault(queue, _Load())
             load.looks = 1 if load.lull(now) > _LULL else load.looks + 1
@@ -106,7 +107,6 @@ class Attendance:
         now = time.monotonic()
         if room <= 0:
             return await self._pause_full(now)
-        self._full_since = None
         lulls = {queue: self._lull(queue, now) for queue in self._promises.attended}
         if calm := [queue for queue, lull in lulls.items() if lull >= _LINGER]:
             await self._promises.leave(calm)

@@ -40,16 +40,15 @@ select exists (
 
 async def load(connection: Connection, connect: Connect, events: Events) -> int:
     """Publish until a worker attends the queue; return how many messages that took."""
-    holder = await connect()
+    holders = [await connect() for _ in range(2)]
     published = 0
     events.seen.clear()
     while not events.of(QueueAttended):
-        # A publisher that is not over shows the worker that it is not one message at a time.
-        async with holder.transaction():
-            await publish(holder, 1, "q")
-            for _ in range(12):
-                await publish(connection, 1, "q")
-            published += 13
+        # Publishers that are not over show the worker that bells would wait for each other.
+        async with holders[0].transaction(), holders[1].transaction():
+            for session in [*holders, *[connection] * 12]:
+                await publish(session, 1, "q")
+            published += 14
             await asyncio.sleep(0.02)
     return published
 
