@@ -81,6 +81,12 @@ class WorkerSettings(Settings):
     """Time between two checks that the listening session is alive."""
 
 
+class CommandSettings(Settings):
+    """What `notifyq worker` makes of a worker, and a worker inside a program does not."""
+
+    processes: int = Field(1, ge=1)
+
+
 def dsn_from_environment() -> str | None:
     """NOTIFYQ_DSN, or None where it is not set or empty."""
     return os.environ.get("NOTIFYQ_DSN") or None

@@ -15,11 +15,17 @@ import typer
 
 from notifyq.app import App
 from notifyq.cli.common import DsnOption, duration, resolve_dsn, run
+from notifyq.cli.control import Control, number_lines
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
-from notifyq.errors import ConfigurationError
+from notifyq.cli.processes import Supervisor
+from notifyq.config import CommandSettings
+from notifyq.errors import ConfigurationError, DatabaseUnavailableError
+from notifyq.events import log_sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+log = logging.getLogger("notifyq.worker")
 
 
 def worker(
@@ -30,6 +36,10 @@ def worker(
     concurrency: Annotated[
         int | None,
         typer.Option("--concurrency", "-c", min=1, max=10_000, help="Handlers at the same time."),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", min=1, help="Worker processes; each imports the app."),
     ] = None,
     grace: Annotated[
         Any,
@@ -49,16 +59,34 @@ def worker(
     The second: cancel and release now. Exit code 0 after a clean stop.
     """
     configure_logging(log_level, log_format)
+    control = Control.inherited()
+    if control is not None:
+        number_lines(control.number, as_json=log_format is LogFormat.JSON)
+    elif (number := CommandSettings.load(processes=processes).processes) > 1:
+        raise typer.Exit(run(_supervise(number)))
     app = load_app(target)
     if dsn is not None or app.dsn is None:
         app.dsn = resolve_dsn(dsn)
+    sink = control.reporting(log_sink) if control is not None else log_sink
 
     async def work() -> None:
-        running = app.worker(queues=queue or (), concurrency=concurrency, grace=grace, poll=poll)
-        with stop_signals(running.stop):
-            await app.work(running)
+        log.debug("the event loop is that of %s", type(asyncio.get_running_loop()).__module__)
+        running = app.worker(
+            queues=queue or (), sink=sink, concurrency=concurrency, grace=grace, poll=poll
+        )
+        try:
+            with stop_signals(running.stop, control):
+                await app.work(running)
+        except DatabaseUnavailableError:
+            if control is not None:
+                control.report_passing()
+            raise
 
     run(work())
+
+
+async def _supervise(number: int) -> int:
+    return await Supervisor(number).run()
 
 
 def load_app(target: str) -> App:
@@ -96,17 +124,28 @@ def load_app(target: str) -> App:
 
 
 @contextlib.contextmanager
-def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Call `stop` on the first and the second SIGINT or SIGTERM; the third one kills."""
+def stop_signals(stop: Callable[[], object], control: Control | None = None) -> Iterator[None]:
+    """Call `stop` on the first and the second SIGINT or SIGTERM; the third one kills.
+
+    What a supervisor asks for by its control counts the same, and together with the signals once:
+    a Ctrl-C reaches the worker and the supervisor.
+    """
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
-    left = 2
+    heard = 0
+    stops = 0
+
+    def reach(number: int) -> None:
+        nonlocal stops
+        while stops < min(number, 2):
+            stops += 1
+            stop()
 
     def on_signal() -> None:
-        nonlocal left
-        left -= 1
-        stop()
-        if left == 0:
+        nonlocal heard
+        heard += 1
+        reach(heard)
+        if heard == 2:
             uninstall()
 
     def uninstall() -> None:
@@ -116,7 +155,8 @@ def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
     for number in signals:
         loop.add_signal_handler(number, on_signal)
     try:
-        yield
+        with control.heard(reach) if control is not None else contextlib.nullcontext():
+            yield
     finally:
         uninstall()
         logging.shutdown()

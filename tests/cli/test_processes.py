@@ -1,0 +1,307 @@
+"""`notifyq worker --processes N`: N workers, one command, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.programs import Result, Running, Terminal
+from database import publish, until, value
+from notifyq.cli.processes import Supervisor
+from worker.proxy import Proxy
+from worker.running import statuses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cli.programs import Notifyq
+    from database import Connection
+
+PROGRAM = """
+import asyncio, os, time
+from pathlib import Path
+import notifyq
+if Path("kill").exists():
+    os.kill(os.getpid(), 9)
+app = notifyq.App(pool_size=1)
+
+@app.handler("pids")
+async def pids(_: int) -> tuple[int, list[str]]:
+    await asyncio.sleep(0.05)
+    return os.getpid(), [name for name in os.environ if "PLACE" in name]
+
+@app.handler("slow", max_attempts=2)
+async def slow(seconds: float) -> None:
+    print(f"{os.getpid()} begins", flush=True)
+    await asyncio.sleep(seconds)
+
+@app.handler("blocked", max_attempts=2)
+async def blocked(seconds: float) -> None:
+    print(f"{os.getpid()} begins", flush=True)
+    time.sleep(seconds)
+"""
+STARTED = re.compile(r"\[(\d)\] .* WorkerStarted worker=[^:]+:(\d+):")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "handlers.py").write_text(PROGRAM)
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no such luck')\n")
+    return tmp_path
+
+
+class Workers(Running):
+    """A supervisor with its workers."""
+
+    def __init__(self, dsn: str, folder: Path, number: int, *options: str, **more: str) -> None:
+        args = ("worker", "handlers:app", "--processes", str(number), *options)
+        # A process group of their own, as a shell gives to each command.
+        super().__init__(dsn, *args, cwd=folder, process_group=0, env=more)
+        self.pids: dict[int, int] = {}
+        for _ in range(number):
+            self.hear_start()
+
+    def hear_start(self) -> tuple[int, int]:
+        """Wait for a worker to start: its number and its pid."""
+        found = STARTED.match(self.hear("WorkerStarted"))
+        assert found is not None
+        number, pid = map(int, found.groups())
+        self.pids[number] = pid
+        return number, pid
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to the process group, as Ctrl-C does."""
+        os.killpg(self.process.pid, number)
+
+    def end(self) -> Result:
+        """Wait for the end of all: each of them holds the pipes of the output."""
+        return super().end()
+
+
+@contextmanager
+def running(dsn: str, folder: Path, number: int, *options: str, **more: str) -> Iterator[Workers]:
+    with Workers(dsn, folder, number, *options, **more) as workers:
+        try:
+            yield workers
+        finally:
+            if workers.process.poll() is None:
+                workers.signal_all(signal.SIGKILL)
+
+
+async def states(connection: Connection) -> list[tuple[str, int]]:
+    found = await connection.fetch("select state::text, attempts from messages.message")
+    return [tuple(row) for row in found]
+
+
+async def test_all_work_and_stop_by_one_signal(
+    database: str, connection: Connection, folder: Path
+) -> None:
+    with running(database, folder, 3, "-c", "1") as workers:
+        assert workers.pids.keys() == {1, 2, 3}
+        assert len({*workers.pids.values(), workers.process.pid}) == 4
+        await publish(connection, 60, "pids")
+
+        async def all_done() -> bool:
+            return await statuses(connection) == {"success": 60}
+
+        await until(all_done, "all messages are handled", 30)
+        result = workers.stop(signal.SIGTERM)
+    assert (result.code, result.out) == (0, "")
+    found = await connection.fetch("select distinct result from messages.message_archive")
+    assert sorted(row[0] for row in found) == sorted([pid, []] for pid in workers.pids.values())
+    (own,) = [line for line in result.err.splitlines() if not line.startswith("[")]
+    assert own.endswith(" SIGTERM: every worker stops")
+    assert result.err.count(" WorkerStopped ") == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("to_all", [False, True], ids=["supervisor", "group"])
+async def test_a_signal_lets_running_handlers_end(
+    database: str, connection: Connection, folder: Path, number: int, to_all: bool
+) -> None:
+    with running(database, folder, 2, "-c", "1") as workers:
+        await value(connection, "publish_many", queue="slow", messages=[1, 1])
+        began = {workers.line(), workers.line()}
+        if to_all:
+            workers.signal_all(number)
+        else:
+            workers.process.send_signal(number)
+        assert workers.end().code == 0
+    assert began == {f"{pid} begins\n" for pid in workers.pids.values()}
+    assert await statuses(connection) == {"success": 2}
+
+
+@pytest.mark.parametrize("to_all", [False, True], ids=["supervisor", "group"])
+async def test_a_second_signal_releases_at_once(
+    database: str, connection: Connection, folder: Path, to_all: bool
+) -> None:
+    with running(database, folder, 2, "-c", "1", "--grace", "10m") as workers:
+        await value(connection, "publish_many", queue="slow", messages=[600, 600])
+        workers.line(), workers.line()
+        send = workers.signal_all if to_all else workers.process.send_signal
+        send(signal.SIGTERM)
+        workers.hear("WorkerStopping")
+        workers.hear("WorkerStopping")
+        send(signal.SIGINT)
+        assert workers.end().code == 0
+    assert await states(connection) == [("waiting", 0)] * 2
+
+
+async def test_a_third_signal_kills_what_does_not_listen(
+    database: str, connection: Connection, folder: Path
+) -> None:
+    with running(database, folder, 2, "-c", "1") as workers:
+        await value(connection, "publish_many", queue="blocked", messages=[600, 600])
+        workers.line(), workers.line()
+        for how in ("stops", "stops at once"):
+            workers.process.send_signal(signal.SIGTERM)
+            workers.hear(f"SIGTERM: every worker {how}\n")
+        result = workers.stop(signal.SIGTERM)
+    assert result.code == 128 + signal.SIGTERM
+    assert result.err.count(" while it was stopping") == 2
+
+
+def test_ctrl_c_in_a_terminal_stops_them(
+    shared_database: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with Terminal(shared_database, "worker", "handlers:app", "--processes", "2") as terminal:
+        terminal.show("[1] ")
+        terminal.show("[2] ")
+        terminal.type("\x03")
+        assert terminal.end() == 0
+
+
+async def test_a_killed_worker_is_replaced(
+    database: str, connection: Connection, folder: Path
+) -> None:
+    with running(database, folder, 2) as workers:
+        old = workers.pids[2]
+        os.kill(old, signal.SIGKILL)
+        line = workers.hear("another one follows in ")
+        assert f"worker process 2 (pid {old}) ended with signal 9, " in line
+        number, new = workers.hear_start()
+        assert number == 2
+        assert new != old
+        # One that was told to end by somebody else is replaced, too.
+        os.kill(new, signal.SIGTERM)
+        assert "ended with exit code 0, " in workers.hear("another one follows in ")
+        assert workers.hear_start()[0] == 2
+        assert workers.stop(signal.SIGTERM).code == 0
+
+
+def test_a_stop_does_not_wait_for_the_next_worker(shared_database: str, folder: Path) -> None:
+    (folder / "kill").touch()
+    args = ("worker", "handlers:app", "--processes", "2")
+    with Running(shared_database, *args, cwd=folder) as running:
+        for _ in range(3):
+            assert "worker process 1 " in running.hear("another one follows in ")
+        assert running.stop(signal.SIGTERM).code == 0
+    assert "worker process 2 " not in running.heard
+
+
+async def test_workers_of_a_killed_supervisor_stop_by_themselves(
+    database: str, connection: Connection, folder: Path
+) -> None:
+    with running(database, folder, 2, "-c", "1") as workers:
+        await value(connection, "publish_many", queue="slow", messages=[1, 1])
+        workers.line(), workers.line()
+        result = workers.stop(signal.SIGKILL)
+    assert result.code == -signal.SIGKILL
+    assert result.err.count("the supervisor is gone: this worker stops") == 2
+    assert result.err.count(" WorkerStopped ") == 2
+    assert await statuses(connection) == {"success": 2}
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("nowhere:app",), "there is no module 'nowhere' in"),
+        (("handlers:other",), "has no App named 'other'"),
+        (("broken:app",), "cannot be imported: RuntimeError: no such luck"),
+        (("handlers:app", "-q", "other"), "no handler for queue 'other'"),
+        (("handlers:app", "--poll", "0s"), "setting poll: "),
+        (("handlers:app", "--dsn", "postgresql://127.0.0.1:1/x"), "is the server running?"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
+)
+def test_what_no_worker_can_start_with_is_said_once(
+    notifyq: Notifyq, folder: Path, args: tuple[str, ...], why: str
+) -> None:
+    assert why in notifyq.refused("worker", *args, "--processes", 3, folder=folder)
+
+
+def test_wrong_usage_is_said_once(notifyq: Notifyq, folder: Path) -> None:
+    assert "not MODULE:APP" in notifyq.refused("worker", "app", "--processes", 2, code=2)
+    assert "'--processes'" in notifyq.refused("worker", "m:a", "--processes", 0, code=2)
+    line = notifyq.refused("worker", "m:a", env={"NOTIFYQ_PROCESSES": "0"})
+    assert "setting processes: " in line
+
+
+def test_a_worker_that_cannot_start_again_ends_all(shared_database: str, folder: Path) -> None:
+    with running(shared_database, folder, 3) as workers:
+        (folder / "handlers.py").write_text("import no_such_thing\n")
+        os.kill(workers.pids[2], signal.SIGKILL)
+        result = workers.end()
+    assert result.code == 1
+    assert result.err.count("notifyq: module 'handlers' cannot be imported") == 1
+    assert result.err.count(" WorkerStopped ") == 2
+
+
+async def test_a_server_that_is_full_ends_no_worker(database: str, folder: Path) -> None:
+    async with Proxy(database) as proxy:
+        start = asyncio.to_thread(Workers, proxy.dsn, folder, 2)
+        with await start as workers:
+            proxy.is_closed = True
+            os.kill(workers.pids[1], signal.SIGKILL)
+            for _ in range(2):
+                await asyncio.to_thread(workers.hear, "another one follows in ")
+            proxy.is_closed = False
+            assert (await asyncio.to_thread(workers.hear_start))[0] == 1
+            assert (await asyncio.to_thread(workers.stop, signal.SIGTERM)).code == 0
+    assert "worker process 1 " in workers.heard
+    assert "worker process 2 " not in workers.heard
+
+
+async def test_json_has_the_number_in_a_field(database: str, folder: Path) -> None:
+    options = ("worker", "handlers:app", "--log-format", "json")
+    env = {"NOTIFYQ_PROCESSES": "2"}
+    with Running(database, *options, cwd=folder, env=env) as running:
+        for _ in range(2):
+            running.hear("WorkerStarted")
+        result = running.stop(signal.SIGINT)
+    assert result.code == 0
+    lines = [json.loads(line) for line in result.err.splitlines()]
+    started = [line for line in lines if line["message"] == "WorkerStarted"]
+    assert {line["process"] for line in started} == {1, 2}
+
+
+def test_one_process_has_no_supervisor(shared_database: str, folder: Path) -> None:
+    args = ("worker", "handlers:app", "--processes", "1")
+    env = {"NOTIFYQ_PROCESSES": "3"}
+    with Running(shared_database, *args, cwd=folder, env=env) as running:
+        line = running.hear("WorkerStarted")
+        assert f":{running.process.pid}:" in line
+        assert not line.startswith("[")
+        assert running.stop(signal.SIGTERM).code == 0
+    assert running.heard.count(" WorkerStarted ") == 1
+
+
+async def test_far_more_processes_than_cores_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cores = os.cpu_count() or 1
+    with caplog.at_level(logging.WARNING):
+        Supervisor(4 * cores)
+        assert not caplog.records
+        Supervisor(4 * cores + 1)
+    assert f"{4 * cores + 1} worker processes on {cores} cores" in caplog.text
