@@ -119,29 +119,36 @@ create or replace function messages._archive(
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
-  -- The nested loop from the sorted input locks rows in id order, which is what keeps two settlers
-  -- of the same messages from a deadlock; any other join would take them as they come.
-  set enable_hashjoin = off
-  set enable_mergejoin = off
+  -- An index scan takes an array of keys in their order, so rows are locked in id order, which is
+  -- what keeps two settlers of the same messages from a deadlock; a bitmap would take them by page.
+  set enable_bitmapscan = off
   set enable_seqscan = off
+  -- The rows that are gone are thought to be few: a nested loop would compare each with each.
+  set enable_nestloop = off
   set jit = off
+  set plan_cache_mode = force_generic_plan
 as $$
 begin
   return query
-  with ending as materialized (
-    select e.id, e.lock_token, e.status, e.details, e.result
+  with ending as (
+    -- Somebody may name a message twice.
+    select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.status, u.details, u.result
     from unnest(
       _archive.ids, _archive.lock_tokens, _archive.statuses, _archive.details, _archive.results
-    ) as e (id, lock_token, status, details, result)
-    order by e.id
+    ) as u (id, lock_token, status, details, result)
   ),
   gone as (
     delete from messages.message as m
-    using ending as e
-    where m.id = e.id
-      and m.lock_token = e.lock_token
-      and m.state = _archive.state
-    returning m.*, e.status as end_status, e.details as end_details, e.result as end_result
+    where m.id = any (_archive.ids)
+      -- Not a join, whose order the planner would choose; nor a condition on the state itself, for
+      -- which it would read the whole of the partial index on that state.
+      and (
+        (m.id, m.lock_token, m.state) in (
+          select e.id, e.lock_token, _archive.state
+          from unnest(_archive.ids, _archive.lock_tokens) as e (id, lock_token)
+        )
+      ) is true
+    returning m.*
   )
   insert into messages.message_archive as a (
     id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
@@ -149,9 +156,9 @@ begin
   )
   select
     g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
-    g.end_status, g.queue, g.type, g.locked_by, g.dedup_key, g.message, g.headers,
-    g.end_details, g.end_result
+    e.status, g.queue, g.type, g.locked_by, g.dedup_key, g.message, g.headers, e.details, e.result
   from gone as g
+  join ending as e on e.id = g.id and e.lock_token = g.lock_token
   returning a.id;
 end;
 $$;

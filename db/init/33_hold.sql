@@ -14,30 +14,28 @@ create or replace function messages.extend_many(
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
-  set enable_hashjoin = off  -- as in _archive: a nested loop locks rows in id order
-  set enable_mergejoin = off
+  set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
   set enable_seqscan = off
   set jit = off
+  set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := clock_timestamp();
 begin
   perform messages._check_positive('lock_timeout', extend_many.lock_timeout);
   return query
-  with given as materialized (
-    select g.id, g.lock_token
-    from unnest(extend_many.ids, extend_many.lock_tokens) as g (id, lock_token)
-    order by g.id
-  )
   update messages.message as m
   set lock_expires_at = v_now + coalesce(
       extend_many.lock_timeout,
       (select q.lock_timeout from messages.queue as q where q.name = m.queue)
     )
-  from given as g
-  where m.id = g.id
-    and m.lock_token = g.lock_token
-    and m.state = 'locked'
+  where m.id = any (extend_many.ids)
+    and (
+      (m.id, m.lock_token, m.state) in (
+        select g.id, g.lock_token, 'locked'::messages.message_state
+        from unnest(extend_many.ids, extend_many.lock_tokens) as g (id, lock_token)
+      )
+    ) is true
   returning m.id;
 end;
 $$;
@@ -74,20 +72,15 @@ create or replace function messages.release_many(
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
-  set enable_hashjoin = off  -- as in _archive: a nested loop locks rows in id order
-  set enable_mergejoin = off
+  set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
   set enable_seqscan = off
   set jit = off
+  set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_freed messages.message[];
 begin
-  with given as materialized (
-    select g.id, g.lock_token
-    from unnest(release_many.ids, release_many.lock_tokens) as g (id, lock_token)
-    order by g.id
-  ),
-  freed as (
+  with freed as (
     update messages.message as m
     set state = 'waiting',
       locked_at = null,
@@ -98,10 +91,13 @@ begin
       available_at = case
         when release_many.delay > interval '0' then clock_timestamp() + release_many.delay
         else m.available_at end
-    from given as g
-    where m.id = g.id
-      and m.lock_token = g.lock_token
-      and m.state = 'locked'
+    where m.id = any (release_many.ids)
+      and (
+        (m.id, m.lock_token, m.state) in (
+          select g.id, g.lock_token, 'locked'::messages.message_state
+          from unnest(release_many.ids, release_many.lock_tokens) as g (id, lock_token)
+        )
+      ) is true
     returning m as row
   )
   select coalesce(array_agg(f.row), '{}') into v_freed from freed as f;

@@ -59,13 +59,15 @@ begin
     on messages.message to notifyq_publisher, notifyq_admin;
   grant execute on function
     messages.publish(text, jsonb, integer, interval, timestamptz, text, jsonb, text),
-    messages.publish_many(text, jsonb[], integer, interval, timestamptz, text, jsonb),
+    messages.publish_many(
+      text, jsonb[], integer, interval, timestamptz, text, jsonb, text[]
+    ),
     -- Called by the insert trigger, with the rights of whoever inserts.
     messages.announce(bigint)
     to notifyq_publisher, notifyq_admin;
 
   grant execute on function
-    messages.claim(text[], integer, interval, text, jsonpath),
+    messages.claim(text[], integer, interval, text, jsonpath, boolean),
     messages.claim_id(bigint, interval, text),
     messages.finish(bigint, bigint, messages.message_status, text, jsonb),
     messages.finish_many(bigint[], bigint[], messages.message_status[], text[], jsonb[]),

@@ -19,3 +19,8 @@ comment on column messages.queue.bell is
 
 -- It was a trigger of the statement, which 40_triggers.sql cannot make one of the row in place.
 drop trigger published on messages.message;
+
+-- Beside the new ones, which have one more argument, each call would be ambiguous.
+drop function
+  messages.publish_many(text, jsonb[], integer, interval, timestamptz, text, jsonb),
+  messages.claim(text[], integer, interval, text, jsonpath);

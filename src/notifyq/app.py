@@ -12,11 +12,11 @@ from notifyq.deadletters import DeadLetters
 from notifyq.errors import ConfigurationError
 from notifyq.events import log_sink
 from notifyq.handlers import Handler, P, R, Registry, make_handler, seconds
-from notifyq.publisher import Json, Publisher
+from notifyq.publisher import Publisher
 from notifyq.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
     from datetime import timedelta
 
     from notifyq.events import Sink
@@ -131,9 +131,11 @@ class App:
         """Publish many; return their ids. The options are those of `Publisher.publish_many`."""
         return await Publisher(self.database).publish_many(queue, payloads, **options)
 
-    async def copy(self, queue: str, messages: AsyncIterable[Json], **options: Any) -> int:
-        """Publish a stream of JSON texts by COPY, all or none; options as for `Publisher.copy`."""
-        return await Publisher(self.database).copy(queue, messages, **options)
+    def publish_stream(
+        self, queue: str, payloads: AsyncIterable[Any] | Iterable[Any], **options: Any
+    ) -> AsyncIterator[list[int]]:
+        """Publish in batches; yield their ids. Options are those of `Publisher.publish_stream`."""
+        return Publisher(self.database).publish_stream(queue, payloads, **options)
 
     def dead_letters(
         self, queue: str | None = None, *, seen: str | None = None, sink: Sink = log_sink

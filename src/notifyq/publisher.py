@@ -1,10 +1,12 @@
-"""Publishing: one message, many, or a stream of them by COPY."""
+"""Publishing: one message, many, or a stream of them in batches."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict, Unpack
 
 import asyncpg
 from pydantic_core import PydanticSerializationError, to_json
@@ -14,10 +16,12 @@ from notifyq.database import explaining
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from datetime import datetime, timedelta
 
     from notifyq.database import AnyConnection, Database
+
+    DedupKey = Callable[[Any], str | None]
 
 # What a numeric holds, before and after the point.
 _MOST_DIGITS = 131_072
@@ -29,8 +33,10 @@ _LONE_SURROGATE = re.compile(
 )
 
 
-_NO_TIMEOUT = 10.0 * 365 * 86_400
-"""Seconds. None would be the timeout of all commands."""
+_MOST = 10_000
+"""Messages of a statement: more are hardly faster, and take memory here and there."""
+_LARGEST = 8_000_000
+"""Characters of a statement, but for the last of its messages; an array has less than 1 GB."""
 
 
 class Json(str):
@@ -47,6 +53,16 @@ def encode(payload: Any) -> str:
         return to_json(payload, inf_nan_mode="constants").decode()
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"the payload cannot be written as JSON: {error}") from error
+
+
+class Options(TypedDict, total=False):
+    """What holds for each of many messages; as for one of them, see `Publisher.publish`."""
+
+    priority: int
+    delay: timedelta | None
+    available_at: datetime | None
+    type: str | None
+    headers: dict[str, Any] | None
 
 
 class Publisher:
@@ -92,59 +108,97 @@ class Publisher:
         payloads: Iterable[Any],
         *,
         connection: AnyConnection | None = None,
+        dedup_key: DedupKey | None = None,
+        **options: Unpack[Options],
+    ) -> list[int]:
+        """Publish messages, all or none; return their ids in order.
+
+        `dedup_key` gives the key of a payload, or None; while a live message has that key, its id
+        is returned instead. There is one statement and one bell for every 10,000.
+        """
+        gathered = _Gathered(dedup_key)
+        batches = [full for payload in payloads if (full := gathered.add(payload))]
+        if not batches:
+            return await self._publish_batch(connection, queue, gathered.take(), **options)
+        if (rest := gathered.take()).texts:
+            batches.append(rest)
+        published: list[int] = []
+        async with self._transaction(connection) as held:
+            for batch in batches:
+                published += await self._publish_batch(
+                    held, queue, batch, before=len(published), **options
+                )
+        return published
+
+    async def publish_stream(
+        self,
+        queue: str,
+        payloads: AsyncIterable[Any] | Iterable[Any],
+        *,
+        batch: int = 1000,
+        connection: AnyConnection | None = None,
+        dedup_key: DedupKey | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncIterator[list[int]]:
+        """Publish a stream in batches, in bounded memory; yield the ids of each batch.
+
+        A batch is published, all of it or none, when it has so many messages or the stream ends;
+        with a `connection` that has a transaction open, when that commits. An error says which
+        message it is about, counted from 1; what was yielded before it is published.
+        """
+        gathered = _Gathered(dedup_key, batch)
+        published = 0
+        async for payload in _each(payloads):
+            if full := gathered.add(payload):
+                yield await self._publish_batch(
+                    connection, queue, full, before=published, **options
+                )
+                published += len(full.texts)
+        if (rest := gathered.take()).texts:
+            yield await self._publish_batch(connection, queue, rest, before=published, **options)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AnyConnection]:
+        """Open a transaction for a stream that is published all or none, however slow it is."""
+        async with self._database.connection() as connection, connection.transaction():
+            await connection.execute(sql.PATIENCE)
+            yield connection
+
+    @asynccontextmanager
+    async def _transaction(self, connection: AnyConnection | None) -> AsyncIterator[AnyConnection]:
+        if connection is None:
+            async with self._database.connection() as own, own.transaction():
+                yield own
+        else:
+            async with connection.transaction():
+                yield connection
+
+    async def _publish_batch(
+        self,
+        connection: AnyConnection | None,
+        queue: str,
+        batch: _Batch,
+        *,
+        before: int = 0,
         priority: int = 0,
         delay: timedelta | None = None,
         available_at: datetime | None = None,
         type: str | None = None,
         headers: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Publish messages with one statement and one bell; return their ids in order."""
-        args = (
-            queue,
-            [encode(payload) for payload in payloads],
-            priority,
-            delay,
-            available_at,
-            type,
-            None if headers is None else encode(headers),
-        )
-        return await self._ids(connection, sql.PUBLISH_MANY, *args)
-
-    async def copy(
-        self,
-        queue: str,
-        messages: AsyncIterable[Json],
-        *,
-        priority: int = 0,
-        delay: timedelta | None = None,
-        available_at: datetime | None = None,
-        type: str | None = None,
-        headers: dict[str, Any] | None = None,
-    ) -> int:
-        """Publish by COPY, all or none; return how many. `delay` counts from now."""
-        columns: dict[str, Any] = {"queue": queue, "priority": priority, "type": type}
-        if headers is not None:
-            columns["headers"] = encode(headers)
-        if delay is not None:
-            available_at = await self._database.value(sql.LATER, delay)
-        if available_at is not None:
-            columns["available_at"] = available_at
-        values = tuple(columns.values())
-
-        async def rows() -> AsyncIterator[tuple[Any, ...]]:
-            async for message in messages:
-                yield *values, message
-
-        async with self._database.connection() as connection:
-            tag = await connection.copy_records_to_table(
-                "message",
-                schema_name="messages",
-                columns=[*columns, "message"],
-                records=rows(),
-                # A stream takes as long as its source does.
-                timeout=_NO_TIMEOUT,
-            )
-        return int(tag.split()[-1])
+        heads = None if headers is None else encode(headers)
+        args = (queue, batch.texts, priority, delay, available_at, type, heads, batch.keys)
+        try:
+            return await self._ids(connection, sql.PUBLISH_MANY, *args)
+        except _NotStoredError as error:
+            for number, text in enumerate(batch.texts, before + 1):
+                try:
+                    check_json(text)
+                except ValueError as reason:
+                    raise ConfigurationError(
+                        f"PostgreSQL cannot store the message at position {number}: {reason}"
+                    ) from error
+            raise
 
     async def _ids(self, connection: AnyConnection | None, statement: str, *args: Any) -> list[int]:
         try:
@@ -155,23 +209,72 @@ class Publisher:
                     rows = await connection.fetch(statement, *args)
         except asyncpg.DataError as error:
             # NaN, \u0000, half a surrogate pair, a date beyond what PostgreSQL has.
-            raise ConfigurationError(f"PostgreSQL cannot store the message: {error}") from error
+            raise _NotStoredError(f"PostgreSQL cannot store the message: {error}") from error
         return [row[0] for row in rows]
+
+
+class _NotStoredError(ConfigurationError):
+    pass
+
+
+class _Batch(NamedTuple):
+    texts: list[str]
+    keys: list[str | None] | None
+
+
+class _Gathered:
+    """Payloads as they gather to a batch of bounded number and size."""
+
+    def __init__(self, dedup_key: DedupKey | None, most: int = _MOST) -> None:
+        self._key = dedup_key
+        self._most = most
+        self._begin()
+
+    def _begin(self) -> None:
+        self._texts: list[str] = []
+        self._keys: list[str | None] = []
+        self._size = 0
+
+    def add(self, payload: Any) -> _Batch | None:
+        """Add one and return the batch if it is full."""
+        text = encode(payload)
+        self._texts.append(text)
+        self._size += len(text)
+        if self._key is not None:
+            self._keys.append(self._key(payload))
+        is_full = len(self._texts) >= self._most or self._size >= _LARGEST
+        return self.take() if is_full else None
+
+    def take(self) -> _Batch:
+        """Return what has gathered and begin anew."""
+        batch = _Batch(self._texts, None if self._key is None else self._keys)
+        self._begin()
+        return batch
+
+
+async def _each(payloads: AsyncIterable[Any] | Iterable[Any]) -> AsyncIterator[Any]:
+    if isinstance(payloads, AsyncIterable):
+        async for payload in payloads:
+            yield payload
+    else:
+        for payload in payloads:
+            yield payload
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def check_json(text: str) -> None:
     """Raise ValueError, saying why, for a text that PostgreSQL would not take as jsonb."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
     try:
-        # Numbers are left as text: PostgreSQL keeps more digits than Python turns into an int.
-        json.loads(text, parse_constant=refuse, parse_int=_check_size, parse_float=_check_size)
+        _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    if "\\u" not in text:
+        return
     # Without the escaped backslashes, every backslash that is left begins an escape.
     escapes = text.replace("\\\\", "--")
     if "\\u0000" in escapes:
@@ -190,3 +293,7 @@ def _check_size(number: str) -> None:
     significant = (whole + fraction).lstrip("-0")
     if decimals > _MOST_DECIMALS or (significant and len(significant) - decimals > _MOST_DIGITS):
         raise ValueError(f"the number {number[:20]} has more digits than PostgreSQL can store")
+
+
+# Made once: it takes longer than a short text. Numbers stay text: PostgreSQL keeps more digits.
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=_check_size, parse_float=_check_size)

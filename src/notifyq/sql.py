@@ -12,16 +12,18 @@ select messages.publish(
   type => $6, headers => $7::text::jsonb, dedup_key => $8)
 """
 NOW = "select clock_timestamp()"
-LATER = "select clock_timestamp() + $1::interval"
+# A transaction that waits for the source of its stream is not one that was forgotten.
+PATIENCE = "set local idle_in_transaction_session_timeout = 0"
 PUBLISH_MANY = """
 select messages.publish_many(
   queue => $1, messages => $2::text[]::jsonb[], priority => $3, delay => $4, available_at => $5,
-  type => $6, headers => $7::text::jsonb)
+  type => $6, headers => $7::text::jsonb, dedup_keys => $8)
 """
 
 CLAIM = """
 select * from messages.claim(
-  queues => $1, quantity => $2, lock_timeout => $3, worker => $4, filter => $5::jsonpath)
+  queues => $1, quantity => $2, lock_timeout => $3, worker => $4, filter => $5::jsonpath,
+  thorough => $6)
 """
 FINISH_MANY = """
 select messages.finish_many(

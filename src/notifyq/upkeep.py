@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -31,6 +32,7 @@ class Upkeep:
     async def serve(self) -> None:
         """Maintain, for ever; what fails is left to the next run, or to pg_cron."""
         while True:
+            began = time.monotonic()
             try:
                 await self.run_once()
             except DatabaseUnavailableError as error:
@@ -38,8 +40,10 @@ class Upkeep:
             except asyncpg.PostgresError as error:
                 # Handling messages does not depend on it.
                 log.error("upkeep failed, it is tried again: %s", error)  # noqa: TRY400  one line
-            # Workers that started together would otherwise ask together for ever.
-            await asyncio.sleep(self._every * random.uniform(0.8, 1.2))  # noqa: S311
+            # Where old snapshots make it slow, it must not become all that happens. And workers
+            # that started together would otherwise ask together for ever.
+            pause = max(self._every, 10 * (time.monotonic() - began))
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def run_once(self) -> bool:
         """Maintain once. False: another session is doing it."""

@@ -17,6 +17,9 @@ CALLS = {
     "claim": "select * from messages.claim(quantity => 10)",
     "claim of a queue": "select * from messages.claim(array['default'], 10)",
     "claim with a filter": "select * from messages.claim(quantity => 10, filter => '$ >= 0')",
+    "thorough claim": "select * from messages.claim(quantity => 10, thorough => true)",
+    "claim of many queues": "select * from messages.claim("
+    "array_fill('default'::text, array[21]), 10)",
     "claim_id": "select * from messages.claim_id(77)",
     "take": "select * from messages.take('default', 10)",
     "finish": "select messages.finish(5, 1)",
@@ -30,6 +33,7 @@ CALLS = {
     "cancel": "select messages.cancel(78)",
     "publish": "select messages.publish('default', '1', dedup_key => 'k')",
     "reap": "select messages.reap()",
+    "maintain": "select messages.maintain()",
     "stage_due": "select messages.stage_due()",
     "renotify": "select messages.renotify()",
 }
@@ -135,7 +139,10 @@ async def test_a_new_session_makes_good_plans_over_a_backlog_never_analysed(
     assert await faults(explained, "filled before") == []
 
 
-@pytest.mark.parametrize("call", ["claim", "claim of a queue", "take", "renotify"])
+@pytest.mark.parametrize(
+    "call",
+    ["claim", "claim of a queue", "thorough claim", "claim of many queues", "take", "renotify"],
+)
 @pytest.mark.parametrize("is_analysed", [False, True])
 async def test_handing_out_ten_of_a_backlog_reads_about_ten(
     explained: Explained, call: str, *, is_analysed: bool
@@ -150,6 +157,26 @@ async def test_handing_out_ten_of_a_backlog_reads_about_ten(
             touched = [*plan.rows_of("Sort"), *plan.rows_of("on message m")]
             removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
             assert max([0, *touched, *map(int, removed)]) <= 10, plan.text
+
+
+@pytest.mark.parametrize("call", ["finish", "finish_many", "take"])
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_archiving_reads_the_messages_that_are_named_whatever_is_locked(
+    explained: Explained, call: str, *, is_analysed: bool
+) -> None:
+    await fill(explained.connection)
+    if is_analysed:
+        await explained.connection.execute("analyze messages.message")
+    for _ in range(TIMES):
+        transaction = explained.connection.transaction()
+        await transaction.start()
+        plans = [it for it in await explained.plans(CALLS[call]) if "Delete on" in it.text]
+        await transaction.rollback()
+        assert len(plans) == 1
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+            assert "using message_id_pk on message m" in plan.text, plan.text
+            assert max([*plan.rows_of("on message m"), *map(int, removed)]) <= 10, plan.text
 
 
 async def test_an_expired_lock_is_found_among_the_locked_not_in_the_backlog(

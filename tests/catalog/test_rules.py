@@ -10,7 +10,7 @@ FUNCTIONS = "pg_proc as p where p.pronamespace = 'messages'::regnamespace"
 TABLES = "pg_class as c where c.relnamespace = 'messages'::regnamespace"
 SEARCH_PATH = "search_path=pg_catalog, messages, pg_temp"
 # What a function may fix beside its search path: the planner's choices, and how long it waits.
-MAY_SET = re.compile(r"(enable_\w+|jit|lock_timeout|timezone|TimeZone)=")
+MAY_SET = re.compile(r"(enable_\w+|jit|plan_cache_mode|lock_timeout|timezone|TimeZone)=")
 
 
 async def names(connection: Connection, query: str) -> list[str]:

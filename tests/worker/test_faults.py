@@ -476,7 +476,10 @@ async def test_a_slow_stream_is_published_however_long_it_takes(
             yield Json(number)
 
     async with app:
-        assert await Publisher(app.database).copy("default", drip()) == 4
+        publisher = Publisher(app.database)
+        async with publisher.transaction() as held:
+            stream = publisher.publish_stream("default", drip(), connection=held)
+            assert [ids async for ids in stream] == [[1, 2, 3, 4]]
     assert await connection.fetchval("select count(*) from messages.message") == 4
 
 

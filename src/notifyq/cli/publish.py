@@ -19,10 +19,10 @@ from notifyq.errors import ConfigurationError
 from notifyq.publisher import Json, Publisher, check_json
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Coroutine, Iterator
 
-_BATCH = 65536
-"""Bytes of input between two looks at signals."""
+_BATCH = 1 << 18
+"""Bytes of input that are published by one statement, more or less."""
 
 
 def publish(
@@ -46,9 +46,16 @@ def publish(
     dedup_key: Annotated[
         str | None, typer.Option(help="Publish only if no live message has this key.")
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Publish lines of stdin as they come, for ever.")
+    ] = False,
     dsn: DsnOption = None,
 ) -> None:
-    """Publish a message and print its id; or publish each line of standard input, all or none."""
+    """Publish a message and print its id; or publish each line of standard input.
+
+    Lines are published all or none; with --follow a batch at a time, and an error leaves those
+    before it published.
+    """
     if delay is not None and at is not None:
         raise typer.BadParameter("--delay and --at exclude each other")
     options: dict[str, Any] = {
@@ -61,8 +68,10 @@ def publish(
     if message == "-":
         if dedup_key is not None:
             raise typer.BadParameter("--dedup-key is for a single message")
-        run(_publish_lines(dsn, queue, options))
+        run(_publish_lines(dsn, queue, options, follow=follow))
         return
+    if follow:
+        raise typer.BadParameter("--follow is for lines of standard input")
     try:
         check_json(message)
     except ValueError as error:
@@ -80,49 +89,86 @@ def publish(
     run(publish_one())
 
 
-async def _publish_lines(dsn: str | None, queue: str, options: dict[str, Any]) -> None:
-    if sys.stdin.isatty():
+async def _publish_lines(
+    dsn: str | None, queue: str, options: dict[str, Any], *, follow: bool
+) -> None:
+    if sys.stdin.isatty() and not follow:
         err.print("one message a line, as JSON; Ctrl-D publishes them, Ctrl-C none")
     info = os.fstat(sys.stdin.fileno())
     size = info.st_size if stat.S_ISREG(info.st_mode) else None
-    with Progress("publishing", total=size, unit="B") as progress:
-
-        async def messages() -> AsyncIterator[Json]:
-            number = 0
-            async for line in _lines():
-                number += 1
-                progress.advance(len(line))
-                if not line.isspace():
-                    yield _message(line, number)
-
-        async with open_database(dsn, command_timeout=86400) as database:
-            published = await Publisher(database).copy(queue, messages(), **options)
+    published = 0
+    try:
+        with Progress("publishing", total=size, unit="B") as progress:
+            async with open_database(dsn, command_timeout=86400) as database:
+                publisher = Publisher(database)
+                transaction = contextlib.nullcontext() if follow else publisher.transaction()
+                async with transaction as connection:
+                    async for batch, read in _batches(follow=follow):
+                        call = publisher.publish_many(
+                            queue, batch, connection=connection, **options
+                        )
+                        published += len(await (_to_its_end(call) if follow else call))
+                        progress.advance(read)
+    except BaseException:
+        if follow:
+            out.print(f"{published} published")
+        raise
     out.print(f"{published} published")
 
 
-def _message(line: bytes, number: int) -> Json:
+async def _to_its_end(call: Coroutine[Any, Any, list[int]]) -> list[int]:
+    """Await a call; a Ctrl-C comes after it, as nobody could say what one that was cut off did."""
+    running = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        ids = await running
+        if (waiting := asyncio.current_task()) is not None:
+            waiting.cancel()  # at its next await
+        return ids
+
+
+async def _batches(*, follow: bool) -> AsyncIterator[tuple[list[Json], int]]:
+    """Give the messages of standard input, many at a time, and how many bytes they took."""
+    number = 0
+    async for lines in _lines(follow=follow):
+        batch: list[Json] = []
+        for line in lines:
+            number += 1
+            if line and not line.isspace():
+                batch.append(_message(line, number, follow=follow))
+        yield batch, sum(map(len, lines)) + len(lines)
+
+
+def _message(line: bytes, number: int, *, follow: bool) -> Json:
     try:
         text = line.decode().strip()
         check_json(text)
     except ValueError as error:
+        what = "nothing of its batch" if follow else "nothing"
         raise ConfigurationError(
-            f"line {number} is not JSON: {error}; nothing was published"
+            f"line {number} is not JSON: {error}; {what} was published"
         ) from error
     return Json(text)
 
 
-async def _lines() -> AsyncIterator[bytes]:
-    """Lines of standard input, read many at a time."""
-    while True:
+async def _lines(*, follow: bool) -> AsyncIterator[list[bytes]]:
+    """Read lines of standard input: as many as are there, or else as make a batch."""
+    stdin = sys.stdin.buffer
+    begun = bytearray()
+    is_over = False
+    while not is_over:
         # A Ctrl-C during the lines before has its effect here.
         await asyncio.sleep(0)
         with _interruptible():
-            lines = sys.stdin.buffer.readlines(_BATCH)
-        for line in lines:
-            yield line
-        if sum(map(len, lines)) < _BATCH:
-            # The end of the input; in a terminal another read would wait for another Ctrl-D.
-            return
+            read = os.read(stdin.fileno(), _BATCH) if follow else stdin.read(_BATCH)
+        # The end of the input; in a terminal another read would wait for another Ctrl-D.
+        is_over = not read if follow else len(read) < _BATCH
+        begun += read
+        whole = len(begun) if is_over else begun.rfind(b"\n", len(begun) - len(read)) + 1
+        if whole:
+            yield bytes(begun[:whole]).removesuffix(b"\n").split(b"\n")
+            del begun[:whole]
 
 
 @contextlib.contextmanager
