@@ -76,6 +76,11 @@ class Attendance:
             self._summoned.add(queue)
         return queue not in self._crowded or not ids.isdecimal()
 
+    @property
+    def owes_look(self) -> bool:
+        """Whether something may be there that rang for nobody: the next look must find it."""
+        return self._owes_look_since == self._dry_looks
+
     async def note(self, look: Look) -> None:
         """Learn what a look has found, and attend queues that are under load."""
         now = time.monotonic()
@@ -131,9 +136,7 @@ class Attendance:
                 return silence.next_check()
             self._promises.silence = None
             self._owes_look_since = self._dry_looks
-        if self._has_failed or self._owes_look_since != self._dry_looks:
-            return self._poll
-        return _AT_ONCE
+        return _AT_ONCE if self.owes_look and not self._has_failed else self._poll
 
     def _lull(self, queue: str, now: float) -> float:
         return self._loads[queue].lull(now) if queue in self._loads else _LINGER

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("notifyq.worker")
 
+_BROKEN = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
 _FIRST_CHECK, _LAST_CHECK = 0.002, 1.0
 """Seconds between two checks on publishers that were silent: the first pause, and the longest."""
 
@@ -165,7 +172,7 @@ class Promises:
             return None
         try:
             rows = await asyncio.wrap_future(future)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except _BROKEN as error:
             log.debug("a call for the bell failed: %s", error)
             return None
         except asyncio.CancelledError:

@@ -29,6 +29,8 @@ Take = Callable[["list[Message]", float], None]
 
 _MOST = 10_000
 """What messages.claim() hands out in one call."""
+_SLOW = 0.05
+"""Seconds of a thorough look from which on it is made more rarely: many dead rows lie before it."""
 _DOUBT = 5.0
 """Seconds after a claim without an answer in which the server may still carry it out."""
 _FAREWELL = 2.0
@@ -71,12 +73,18 @@ class Claims:
         self._sink = sink
         self._recovery: asyncio.Timeout | None = None
         self._doubt_ends = 0.0
+        self._thorough_at = 0.0
         self._is_stopping = False
 
-    async def look(self, room: int) -> Look:
-        """Claim up to `room` messages of all queues; each queue has its turn at being the first."""
-        if self._doubt_ends > time.monotonic():
+    async def look(self, room: int, *, is_last: bool = False) -> Look:
+        """Claim up to `room` messages of all queues; each queue has its turn at being the first.
+
+        The last look before a sleep goes through all that is there, unless that is very slow.
+        """
+        began = time.monotonic()
+        if self._doubt_ends > began:
             await self._release_orphans()
+        is_thorough = is_last and began >= self._thorough_at
         found: set[str] = set()
         left = min(room, _MOST)
         for lock_timeout, queues in self._by_lock_timeout():
@@ -84,7 +92,9 @@ class Claims:
                 break
             since = time.monotonic()
             try:
-                claimed = await self._inbox.claim(queues, left, lock_timeout=lock_timeout)
+                claimed = await self._inbox.claim(
+                    queues, left, lock_timeout=lock_timeout, thorough=is_thorough
+                )
             except DatabaseUnavailableError as error:
                 log.warning("claim failed: %s", error)
                 self._doubt_ends = time.monotonic() + _DOUBT
@@ -98,6 +108,8 @@ class Claims:
                 found.update(message.queue for message in claimed)
                 self._sink(MessagesClaimed(quantity=len(claimed), queues=tuple(queues)))
                 self._take(claimed, since)
+        if is_thorough and (took := time.monotonic() - began) > _SLOW:
+            self._thorough_at = began + 10 * took
         self._queues.append(self._queues.pop(0))
         return Look(frozenset(found), is_full=left == 0)
 

@@ -162,7 +162,7 @@ class Worker:
             is_rung = self._wake.is_set()
             self._wake.clear()
             if self._room > 0:
-                look = await self._claims.look(self._room)
+                look = await self._claims.look(self._room, is_last=self._attendance.owes_look)
                 await self._attendance.note(look)
                 if look.is_full:
                     continue
