@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notifyq.events import HandlerStuck, LockLost, MessageFinished
 from notifyq.executor import Cause, Execution
 from notifyq.heartbeat import Heartbeat, Key, Lock
-from notifyq.model import Failed, Outcome, Released, Success
+from notifyq.model import Outcome, Rejected, Released, Success
+from notifyq.pace import PATIENCE, Pace
 from notifyq.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notifyq.events import Sink
+    from notifyq.events import Guarded
     from notifyq.handlers import Handler
     from notifyq.inbox import Inbox
     from notifyq.model import Message
@@ -28,61 +31,107 @@ log = logging.getLogger("notifyq.worker")
 SETTLE = 10.0
 """Seconds that cancelled handlers and their settlements get at a stop."""
 _WATCH = 0.1
-"""Seconds between two looks at timeouts and locks of running handlers."""
+"""Seconds between two looks at timeouts and locks."""
+
+
+class _Held(Execution):
+    """A message from its claim to its settlement; without a task it waits for a slot."""
+
+    __slots__ = ("ended", "lock", "run", "waits_since")
+
+    def __init__(self, handler: Handler[Any, Any], message: Message, lock: Lock) -> None:
+        super().__init__(handler, message)
+        self.lock = lock
+        self.waits_since = 0.0
+        self.ended: Outcome = Released()
+        self.run = 0.0  # seconds
 
 
 class Crew:
     """Every message of a worker from its claim to its settlement.
 
-    `on_free` is called whenever a slot may have become free, `on_failure` with an error that no
-    handler has made. All of it happens on the event loop that the first message is started on.
+    Up to `concurrency` handlers run at a time, each in a slot; messages beyond that wait, for a
+    short time only. `on_free` is called whenever there may be room for a claim, `on_failure` with
+    an error that no handler has made. All of it happens on the event loop that the first message is
+    started on.
     """
 
     def __init__(
         self,
         inbox: Inbox,
-        sink: Sink,
+        sink: Guarded,
         *,
+        concurrency: int,
         on_free: Callable[[], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._inbox = inbox
         self._sink = sink
+        self._concurrency = concurrency
         self._on_free = on_free
         self._on_failure = on_failure
         self._threads = Threads()
-        self._running: dict[Key, Execution] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._pace = Pace()
+        self._held: dict[Key, _Held] = {}
+        self._waiting: deque[_Held] = deque()
+        self._running = 0
+        self._is_stopping = False
+        self._releases: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        self._home: asyncio.AbstractEventLoop | None = None
+        self._home: asyncio.AbstractEventLoop
+        self._context: contextvars.Context  # what each handler begins with a copy of
         self.heartbeat = Heartbeat(self._lock_lost)
         self.counts: Counter[str] = Counter()
         """Messages by how they were settled: an archive status, `released`, or `lost`."""
 
     def __len__(self) -> int:
         """How many messages are not settled yet."""
-        return len(self._running)
+        return len(self._held)
 
     @property
     def busy(self) -> int:
-        """How many slots are taken."""
-        # A thread whose handler was given up still works: its slot is not free.
-        return len(self._running) + self._threads.stuck
+        """How many messages are not settled yet, and how many slots stuck threads hold."""
+        return len(self._held) + self._threads.stuck
+
+    @property
+    def room(self) -> int:
+        """How many messages may be claimed now; 0 or less: none.
+
+        Enough for all slots and for what they will handle in a moment: so no slot waits for a
+        claim, and where handlers are slow other workers get what these have no slot for.
+        """
+        ahead = self._pace.ahead()
+        room = self._concurrency + ahead - self.busy
+        # A few large claims cost the server less than many small ones.
+        return room if room >= ahead // 2 else 0
 
     def ids(self) -> list[int]:
         """The ids of the messages that are not settled yet."""
-        return [message_id for message_id, _token in self._running]
+        return [message_id for message_id, _token in self._held]
 
     def start(self, handler: Handler[Any, Any], message: Message, since: float) -> None:
-        """Handle a message whose claim was sent at `since`, in monotonic seconds."""
-        self._home = asyncio.get_running_loop()
-        execution = Execution(handler, message)
-        lock = Lock.granted(message, since, extends=handler.heartbeat)
-        self._running[lock.key] = execution
-        self.heartbeat.add(lock)
-        task = asyncio.create_task(self._handle(execution, lock))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """Handle a message as soon as a slot is free; messages wait in the order of these calls.
+
+        `since` is when its claim was sent, in monotonic seconds.
+        """
+        if not self._held:
+            self._home = asyncio.get_running_loop()
+            self._context = contextvars.copy_context()
+        held = _Held(handler, message, Lock(message, since, extends=handler.heartbeat))
+        self._held[held.lock.key] = held
+        self.heartbeat.add(held.lock)
+        if not self._waiting and self._free > 0 and not self._is_stopping:
+            self._begin(held)
+            return
+        held.waits_since = time.monotonic()
+        self._waiting.append(held)
+        if self._is_stopping:
+            self._give_back()
+
+    def stop_starting(self) -> None:
+        """From now on let running handlers end, and release what waits for a slot."""
+        self._is_stopping = True
+        self._give_back()
 
     async def watch(self) -> None:
         """Stop handlers that are past their timeout or their lock, for ever."""
@@ -91,90 +140,153 @@ class Crew:
             now = time.monotonic()
             for lock in self.heartbeat.expired():
                 self._stop(lock.key, Cause.LOCK)
-            for key, execution in list(self._running.items()):
-                timeout, started = execution.handler.timeout, execution.started
+            for key, held in list(self._held.items()):
+                timeout, started = held.handler.timeout, held.started
                 if timeout is None or started is None:
                     continue
                 if now - started >= timeout.total_seconds():
                     self._stop(key, Cause.TIMEOUT)
+            self._fill()  # the thread that held a slot may have ended
+            if self._waiting and now - self._waiting[0].waits_since > PATIENCE:
+                self._give_back()
 
     def cancel(self) -> None:
         """Stop all handlers; their messages are released."""
-        for key in list(self._running):
+        self.stop_starting()
+        for key in list(self._held):
             self._stop(key, Cause.STOP)
         self._changed.set()
 
     async def drain(self, grace: float, hurried: Callable[[], bool]) -> None:
         """Let handlers end within the grace or until hurried, then cancel them and wait."""
+        self.stop_starting()
         await self._wait_until_idle(grace, hurried)
         give_up = time.monotonic() + SETTLE
-        while self._running and time.monotonic() < give_up:
+        while self._held and time.monotonic() < give_up:
             # Again and again: a handler may be about to start.
             self.cancel()
             await self._wait_until_idle(0.2)
 
     async def abandon(self) -> None:
         """End whatever still runs; what is not settled by now is left to the reaper."""
-        for task in self._tasks:
+        tasks = {held.task for held in self._held.values() if held.task} | self._releases
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            _, left = await asyncio.wait(self._tasks, timeout=1)
+        if tasks:
+            _, left = await asyncio.wait(tasks, timeout=1)
             if left:
                 # Their locks are extended no more, so other workers get the messages.
                 log.error("%d handlers do not end although they were cancelled", len(left))
         self._threads.close()
 
-    async def _handle(self, execution: Execution, lock: Lock) -> None:
-        message = execution.message
-        started = execution.started = time.monotonic()
-        try:
-            outcome = await execution.outcome(self._threads)
-            run = time.monotonic() - started
-            self.heartbeat.remove(lock)
-            held = await self._inbox.settle(message, outcome)
-            self._report(message, outcome, run, held=held)
-        except Exception as error:  # noqa: BLE001  whatever it is, the worker must not go on
-            self._on_failure(error)
-        finally:
-            self.heartbeat.remove(lock)
-            del self._running[lock.key]
-            self._changed.set()
-            self._on_free()
+    @property
+    def _free(self) -> int:
+        # A thread whose handler was given up still works: its slot is not free.
+        return self._concurrency - self._running - self._threads.stuck
 
-    def _report(self, message: Message, outcome: Outcome, run: float, *, held: bool) -> None:
-        status = _status(outcome)
-        self.counts[status if held else "lost"] += 1
-        if not held:
+    def _begin(self, held: _Held) -> None:
+        self._running += 1
+        # Not in the context of whoever calls: that may be the handler of another message.
+        held.task = self._home.create_task(self._handle(held), context=self._context.copy())
+
+    def _fill(self) -> None:
+        """Give free slots to what waits."""
+        while self._waiting and self._free > 0:
+            if self._waiting[0].lock.deadline <= time.monotonic():
+                self._give_back()
+            else:
+                self._begin(self._waiting.popleft())
+
+    def _give_back(self) -> None:
+        """Release all that waits: whoever claims it next may start it sooner."""
+        if self._waiting:
+            released = list(self._waiting)
+            self._waiting.clear()
+            self._pace.stumble()
+            task = asyncio.create_task(self._release(released))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def _release(self, released: list[_Held]) -> None:
+        for held in released:
+            self.heartbeat.remove(held.lock)
+        try:
+            kept = await self._inbox.release([held.message for held in released])
+        except BaseException as error:
+            for held in released:
+                self._settled(held, error)
+            if not isinstance(error, Exception):
+                raise  # of the worker or of the process
+        else:
+            for held in released:
+                self._settled(held, held.message.id in kept)
+
+    async def _handle(self, held: _Held) -> None:
+        started = held.started = time.monotonic()
+        try:
+            try:
+                held.ended = await held.outcome(self._threads)
+            finally:
+                held.run = time.monotonic() - started
+                self._running -= 1
+                self._pace.handled(held.run)
+                self._fill()
+            self.heartbeat.remove(held.lock)
+            if isinstance(held.ended, Success | Rejected):
+                self._inbox.finish(held.message, held.ended, partial(self._settled, held))
+            else:
+                self._settled(held, await self._inbox.settle(held.message, held.ended))
+        except BaseException as error:
+            self._settled(held, error)
+            if not isinstance(error, Exception):
+                raise  # of the worker or of the process
+
+    def _settled(self, held: _Held, answer: bool | BaseException) -> None:  # noqa: FBT001
+        """Take the answer to a settlement: whether the lock was held, or what went wrong."""
+        self.heartbeat.remove(held.lock)
+        del self._held[held.lock.key]
+        self._changed.set()
+        self._on_free()
+        if isinstance(answer, Exception):
+            self._on_failure(answer)  # whatever it is, the worker must not go on
+        elif not isinstance(answer, BaseException):
+            self._report(held, is_held=answer)
+
+    def _report(self, held: _Held, *, is_held: bool) -> None:
+        message, outcome, status = held.message, held.ended, str(held.ended.status)
+        self.counts[status if is_held else "lost"] += 1
+        if not is_held:
             self._sink(
                 LockLost(queue=message.queue, message_id=message.id, lock_token=message.lock_token)
             )
-            return
-        locked_at = message.locked_at or message.created_at
-        self._sink(
-            MessageFinished(
-                queue=message.queue,
-                message_id=message.id,
-                status=status,
-                wait=(locked_at - message.created_at).total_seconds(),
-                run=run,
-                details=getattr(outcome, "details", getattr(outcome, "reason", None)),
+        elif self._sink.hears(MessageFinished):
+            locked_at = message.locked_at or message.created_at
+            self._sink(
+                MessageFinished(
+                    queue=message.queue,
+                    message_id=message.id,
+                    status=status,
+                    wait=(locked_at - message.created_at).total_seconds(),
+                    run=held.run,
+                    details=getattr(outcome, "details", getattr(outcome, "reason", None)),
+                )
             )
-        )
 
     def _stop(self, key: Key, cause: Cause) -> None:
-        execution = self._running.get(key)
-        if execution is None or not execution.is_running or execution.cause is not None:
+        held = self._held.get(key)
+        if held is None:
             return
-        execution.stop(cause)
-        if not execution.handler.is_async:
-            message = execution.message
-            self._sink(HandlerStuck(queue=message.queue, message_id=message.id))
+        if held.task is None:
+            self._give_back()
+        elif held.is_running and held.cause is None:
+            held.stop(cause)
+            if not held.handler.is_async:
+                self._sink(HandlerStuck(queue=held.message.queue, message_id=held.message.id))
 
     def _lock_lost(self, key: Key) -> None:
         # Called on the listener's loop.
-        if self._home is not None:
-            with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
-                self._home.call_soon_threadsafe(self._stop, key, Cause.LOCK)
+        with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
+            self._home.call_soon_threadsafe(self._stop, key, Cause.LOCK)
 
     async def _wait_until_idle(
         self, seconds: float, hurried: Callable[[], bool] = lambda: False
@@ -182,18 +294,6 @@ class Crew:
         """Wait until every claimed message is settled, for so long, or until hurried."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._running and not hurried():
+                while self._held and not hurried():
                     self._changed.clear()
                     await self._changed.wait()
-
-
-def _status(outcome: Outcome) -> str:
-    match outcome:
-        case Success():
-            return "success"
-        case Released():
-            return "released"
-        case Failed():
-            return outcome.status.value
-        case _:
-            return "rejected"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, cast
 
 import asyncpg
 
@@ -116,6 +117,24 @@ def _unusable(dsn: str) -> ConfigurationError:
     )
 
 
+class _Pooled(asyncpg.Connection):
+    """A connection that is reset when it comes back from a user, and only then.
+
+    Our own calls leave nothing behind, and a reset would double their round trips. What functions
+    of ours keep in the session, for the next call on it, is meant to stay.
+    """
+
+    is_lent = False
+
+    def lend(self) -> None:
+        self.is_lent = True
+
+    async def reset(self, *, timeout: float | None = None) -> None:
+        if self.is_lent:
+            await super().reset(timeout=timeout)
+            self.is_lent = False
+
+
 class Database:
     """A pool of connections that answers calls, trying again while a lost server comes back."""
 
@@ -128,6 +147,7 @@ class Database:
         self._pool: Pool | None = None
         self._users = 0
         self._opening = asyncio.Lock()
+        self._lanes: weakref.WeakSet[Database] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"Database({masked(self.dsn)!r})"
@@ -158,11 +178,25 @@ class Database:
                         timeout=timeout,
                         command_timeout=settings.command_timeout.total_seconds(),
                         server_settings=_session(self.name),
+                        connection_class=_Pooled,
                     )
             return self._pool
 
+    def lane(self) -> Database:
+        """One more connection to the same server: all calls over it share its session.
+
+        It is opened by the first call, replaced if it is lost, and closed with this object.
+        """
+        settings = self.settings.model_copy(update={"pool_size": 1})
+        lane = Database(self.dsn, settings=settings, name=self.name)
+        self._lanes.add(lane)
+        return lane
+
     async def close(self) -> None:
-        """Close the pool; calls that still run get a few seconds."""
+        """Close the pool and the lanes; calls that still run get a few seconds."""
+        await asyncio.gather(self._close_pool(), *(lane.close() for lane in self._lanes))
+
+    async def _close_pool(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             try:
@@ -176,6 +210,7 @@ class Database:
         pool = await self.open()
         with explaining(self.dsn):
             async with pool.acquire() as connection:
+                cast("_Pooled", connection).lend()
                 yield connection
 
     async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:

@@ -146,13 +146,19 @@ def log_sink(event: Event) -> None:
         log.log(event.level, type(event).__name__, extra={"event": values})
 
 
-def guarded(sink: Sink) -> Sink:
-    """Make a sink whose errors cost an event, but never a message."""
+class Guarded:
+    """A sink whose errors cost an event, but never a message."""
 
-    def emit(event: Event) -> None:
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def __call__(self, event: Event) -> None:
+        """Hand on an event."""
         try:
-            sink(event)
+            self._sink(event)
         except Exception:
             log.exception("a sink failed on %s", type(event).__name__)
 
-    return emit
+    def hears(self, kind: type[Event]) -> bool:
+        """Whether events of this class are of use: they need not be built for a log that is off."""
+        return self._sink is not log_sink or log.isEnabledFor(kind.level)

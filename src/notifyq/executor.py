@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import json
 import re
 import traceback
 from functools import partial
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 _DETAILS = 8000
 """Longest details, in characters; the end of a traceback says more than its beginning."""
 _PACKAGE = Path(__file__).parent
+_NO_RESULT = Success()
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 """The escape itself in JSON text, not a backslash that happens to stand before u0000."""
 
@@ -39,7 +39,7 @@ class Cause(enum.StrEnum):
 class Execution:
     """One message on its way through its handler."""
 
-    __slots__ = ("_task", "cause", "handler", "message", "started")
+    __slots__ = ("cause", "handler", "is_running", "message", "started", "task")
 
     def __init__(self, handler: Handler[Any, Any], message: Message) -> None:
         self.handler = handler
@@ -47,18 +47,16 @@ class Execution:
         self.cause: Cause | None = None
         self.started: float | None = None
         """When it began, in monotonic seconds."""
-        self._task: asyncio.Task[Any] | None = None
-
-    @property
-    def is_running(self) -> bool:
+        self.task: asyncio.Task[Any] | None = None
+        """The task that awaits the outcome; whoever makes one for it alone may say so."""
+        self.is_running = False
         """Whether the handler has been called and has not returned."""
-        return self._task is not None
 
     def stop(self, cause: Cause) -> None:
         """Stop the handler if it runs; the first cause decides the outcome."""
-        if self.cause is None and self._task is not None:
+        if self.cause is None and self.is_running and self.task is not None:
             self.cause = cause
-            self._task.cancel()
+            self.task.cancel()
 
     async def outcome(self, threads: Threads) -> Outcome:
         """Validate the payload, call the handler, and tell how that ended."""
@@ -87,25 +85,25 @@ class Execution:
         if "payload" not in self.handler.takes:
             return None
         if self.handler.payload is None:
-            return json.loads(self.message.message)
+            return self.message.payload()
         return self.handler.payload.validate_json(self.message.message)
 
     async def _call(self, payload: Any, threads: Threads) -> Any:
-        given = {"payload": payload, "message": self.message}
-        args = [given[name] for name in self.handler.takes]
+        args = [payload if name == "payload" else self.message for name in self.handler.takes]
         function = self.handler.function
         if self.handler.message_names:
             function = partial(function, **dict.fromkeys(self.handler.message_names, self.message))
+        self.task = self.task or asyncio.current_task()
         # Only while the task is inside the handler may it be cancelled: past that it settles.
-        self._task = asyncio.current_task()
+        self.is_running = True
         try:
             if self.handler.is_async:
                 return await function(*args)
             return await threads.run(function, *args)
         finally:
-            if self.cause is not None and self._task is not None:
-                self._task.uncancel()
-            self._task = None
+            self.is_running = False
+            if self.cause is not None and self.task is not None:
+                self.task.uncancel()
 
     def _raised(self, error: BaseException) -> Outcome:
         match error:
@@ -129,7 +127,7 @@ class Execution:
 
     def _success(self, result: Any) -> Outcome:
         if result is None:
-            return Success()
+            return _NO_RESULT
         try:
             if self.handler.result is not None:
                 text = self.handler.result.dump_json(result, warnings=False).decode()

@@ -62,6 +62,8 @@ class Handler(Generic[P, R]):
     result: TypeAdapter[Any] | None = field(repr=False)
     takes: tuple[str, ...]
     """What the function is called with, in order: `payload`, `message`, or both."""
+    is_async: bool
+    """Whether the function is run on the event loop; otherwise it runs in a thread."""
     message_names: tuple[str, ...] = ()
     """Parameters that are given the message by name, since their place would be another's."""
 
@@ -72,11 +74,6 @@ class Handler(Generic[P, R]):
     async def publish(self, payload: Any = None, /, **options: Any) -> int:
         """Publish a message to this handler's queue; options as for `App.publish`."""
         return await self.publisher(self.queue, payload, **options)
-
-    @property
-    def is_async(self) -> bool:
-        """Whether the function is run on the event loop; otherwise it runs in a thread."""
-        return inspect.iscoroutinefunction(self.function)
 
 
 class Registry:
@@ -128,6 +125,7 @@ def make_handler(
         payload=_adapter(function, payload_type),
         result=_adapter(function, _hints(function).get("return", Any)),
         takes=takes,
+        is_async=inspect.iscoroutinefunction(function),
         message_names=message_names,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -26,26 +25,20 @@ Key = tuple[int, int]
 """Id and lock token of a message."""
 
 
-@dataclass(slots=True)
 class Lock:
     """The lock of one message, in this process's monotonic time: clocks of machines differ."""
 
-    message: Message
-    key: Key
-    seconds: float
-    extends: bool
-    deadline: float
-    extend_at: float
+    __slots__ = ("deadline", "extend_at", "extends", "key", "message", "seconds")
 
-    @classmethod
-    def granted(cls, message: Message, since: float, *, extends: bool) -> Lock:
-        """The lock of a message just claimed; `since` is when the claim was sent."""
+    def __init__(self, message: Message, since: float, *, extends: bool) -> None:
+        """Take the lock of a message just claimed; `since` is when the claim was sent."""
         if message.lock_expires_at is None or message.locked_at is None:
             raise ValueError(f"message {message.id} is not locked")
-        seconds = (message.lock_expires_at - message.locked_at).total_seconds()
-        lock = cls(message, (message.id, message.lock_token), seconds, extends, 0, 0)
-        lock.renew(since)
-        return lock
+        self.message = message
+        self.key: Key = (message.id, message.lock_token)
+        self.seconds = (message.lock_expires_at - message.locked_at).total_seconds()
+        self.extends = extends
+        self.renew(since)
 
     def renew(self, since: float) -> None:
         """Count the lock's time from a request that was sent at `since`."""

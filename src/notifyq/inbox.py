@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,15 +15,19 @@ from notifyq import sql
 from notifyq.model import Failed, Message, Outcome, Rejected, Released, Success
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import timedelta
 
     from notifyq.database import Database
+
+    Settled = Callable[[bool | BaseException], None]
 
 log = logging.getLogger("notifyq.inbox")
 
 _BATCH = 500
 """Most finishes in one statement: enough to share a commit, small enough to stay quick."""
+_GATHER = 0.002
+"""Longest time in seconds that a finish waits for others that follow it turn by turn."""
 _UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
 """The values are at fault, and would be the next time: numbers, sizes and depths have limits."""
 
@@ -34,7 +39,16 @@ class _Finish:
     status: str
     details: str | None
     result: str | None
-    held: asyncio.Future[bool]
+    settled: Settled
+
+    def tell(self, answer: bool | BaseException) -> None:  # noqa: FBT001  it is handed through
+        """Call `settled`, once."""
+        settled, self.settled = self.settled, _ignore
+        settled(answer)
+
+
+def _ignore(_answer: bool | BaseException) -> None:  # noqa: FBT001
+    return
 
 
 class Inbox:
@@ -46,6 +60,9 @@ class Inbox:
 
     def __init__(self, database: Database, worker: str) -> None:
         self._database = database
+        # Beside the pool: a claim is never kept waiting by finishes, and finds what the one before
+        # has left in the session.
+        self._claims = database.lane()
         self.worker = worker
         self._pending: list[_Finish] = []
         self._flushing: asyncio.Task[None] | None = None
@@ -58,10 +75,11 @@ class Inbox:
         *,
         lock_timeout: timedelta | None = None,
         filter: str | None = None,
+        thorough: bool = False,
     ) -> list[Message]:
-        """Lock up to `quantity` messages, the queues in the order given."""
-        rows = await self._database.fetch(
-            sql.CLAIM, queues, quantity, lock_timeout, self.worker, filter
+        """Lock up to `quantity` messages as messages.claim() does; fewer are all there are."""
+        rows = await self._claims.fetch(
+            sql.CLAIM, queues, quantity, lock_timeout, self.worker, filter, thorough
         )
         messages = []
         for row in rows:
@@ -71,33 +89,41 @@ class Inbox:
                 # Headers can be as undecodable as payloads, and must no more harm the others.
                 log.warning("message %d is rejected: %s", row["id"], error)
                 reason = f"the headers cannot be decoded: {error}"
-                await self._finish(row["id"], row["lock_token"], "rejected", reason)
+                await self._finish(row["id"], row["lock_token"], Rejected(reason))
+        if len(messages) < len(rows):
+            # Else fewer than were asked for would look like all there are.
+            messages += await self.claim(
+                queues,
+                len(rows) - len(messages),
+                lock_timeout=lock_timeout,
+                filter=filter,
+                thorough=thorough,
+            )
         return messages
+
+    def finish(self, message: Message, outcome: Success | Rejected, settled: Settled) -> None:
+        """Archive a message with others; `settled` gets what `settle` would return or raise."""
+        if self._is_closed:  # a handler that would not end has ended after its worker
+            settled(False)  # noqa: FBT003
+        else:
+            self._add(message.id, message.lock_token, outcome, settled)
 
     async def settle(self, message: Message, outcome: Outcome) -> bool:
         """Write down how the handling of a message ended. False: its lock was lost."""
-        if self._is_closed:  # a handler that would not end has ended after its worker
+        if self._is_closed:
             return False
+        key = message.id, message.lock_token
         match outcome:
-            case Success(result):
-                try:
-                    return await self._finish(
-                        message.id, message.lock_token, "success", result=result
-                    )
-                except _UNSTORABLE as error:
-                    return await self._retry(
-                        message, None, f"the result cannot be stored: {error}", "failed"
-                    )
-            case Rejected(reason):
-                return await self._finish(message.id, message.lock_token, "rejected", reason)
+            case Success() | Rejected():
+                return await self._finish(*key, outcome)
             case Failed(details, after, status):
                 try:
-                    return await self._retry(message, after, details, status)
+                    return await self._retry(*key, after, details, status)
                 except asyncpg.DataError as error:
                     details = (
                         f"{details}\nretried by the queue's backoff, not after {after}: {error}"
                     )
-                    return await self._retry(message, None, details, status)
+                    return await self._retry(*key, None, details, status)
             case Released():
                 return message.id in await self.release([message])
 
@@ -116,9 +142,9 @@ class Inbox:
             self._flushing.cancel()
             with suppress(asyncio.CancelledError):
                 await self._flushing
-        for finish in self._pending:
-            finish.held.cancel()
+        _tell(self._pending, asyncio.CancelledError())
         self._pending.clear()
+        await self._claims.close()
 
     async def release_orphans(self, known: Sequence[int]) -> int:
         """Release what this worker locked without learning of it; return how many."""
@@ -126,13 +152,13 @@ class Inbox:
         return int(rows[0][0])
 
     async def _retry(
-        self, message: Message, after: timedelta | None, details: str, status: str
+        self, message_id: int, lock_token: int, after: timedelta | None, details: str, status: str
     ) -> bool:
         repeated = _Repeated()
         rows = await self._database.persist(
             sql.RETRY,
-            message.id,
-            message.lock_token,
+            message_id,
+            lock_token,
             after,
             details,
             status,
@@ -141,46 +167,78 @@ class Inbox:
         # Repeated after a lost answer, "not held" may mean "done by the first try".
         return bool(rows[0][0]) or repeated.happened
 
-    async def _finish(
-        self,
-        message_id: int,
-        lock_token: int,
-        status: str,
-        details: str | None = None,
-        result: str | None = None,
-    ) -> bool:
-        held = asyncio.get_running_loop().create_future()
-        self._pending.append(_Finish(message_id, lock_token, status, details, result, held))
+    async def _finish(self, message_id: int, lock_token: int, outcome: Success | Rejected) -> bool:
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def settled(answer: bool | BaseException) -> None:  # noqa: FBT001
+            if answered.done():
+                return
+            if isinstance(answer, asyncio.CancelledError):
+                answered.cancel()
+            elif isinstance(answer, BaseException):
+                answered.set_exception(answer)
+            else:
+                answered.set_result(answer)
+
+        self._add(message_id, lock_token, outcome, settled)
+        return await answered
+
+    def _add(
+        self, message_id: int, lock_token: int, outcome: Success | Rejected, settled: Settled
+    ) -> None:
+        if isinstance(outcome, Success):
+            finish = _Finish(message_id, lock_token, "success", None, outcome.result, settled)
+        else:
+            finish = _Finish(message_id, lock_token, "rejected", outcome.reason, None, settled)
+        self._pending.append(finish)
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush())
-        return bool(await held)
 
     async def _flush(self) -> None:
         batch: list[_Finish] = []
         try:
             while self._pending:
+                await self._gather()
                 batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
                 await self._finish_batch(batch)
+        except asyncio.CancelledError as error:
+            _tell(batch, error)
+            raise
         finally:
-            # Only where this was cancelled does anybody wait still.
-            for finish in batch:
-                finish.held.cancel()
             self._flushing = None
+
+    async def _gather(self) -> None:
+        """Let finishes that come together go together, while each turn of the loop brings more."""
+        give_up = time.monotonic() + _GATHER
+        before = 0
+        while before < len(self._pending) < _BATCH and time.monotonic() < give_up:
+            before = len(self._pending)
+            await asyncio.sleep(0)
 
     async def _finish_batch(self, batch: list[_Finish]) -> None:
         try:
             done = await self._finish_many(batch)
         except _UNSTORABLE as error:
             # A result that PostgreSQL cannot store must fail alone.
-            for finish in batch if len(batch) > 1 else ():
-                await self._finish_batch([finish])
-            _fail(batch, error)
+            if len(batch) == 1:
+                await self._fail(batch[0], error)
+            else:
+                for finish in batch:
+                    await self._finish_batch([finish])
         except Exception as error:  # noqa: BLE001  it belongs to those who wait for it
-            _fail(batch, error)
+            _tell(batch, error)
         else:
             for finish in batch:
-                if not finish.held.done():
-                    finish.held.set_result(finish.id in done)
+                finish.tell(finish.id in done)
+
+    async def _fail(self, finish: _Finish, error: Exception) -> None:
+        details = f"the result cannot be stored: {error}"
+        try:
+            held = await self._retry(finish.id, finish.lock_token, None, details, "failed")
+        except Exception as again:  # noqa: BLE001  it belongs to those who wait for it
+            finish.tell(again)
+        else:
+            finish.tell(held)
 
     async def _finish_many(self, batch: list[_Finish]) -> set[int]:
         repeated = _Repeated()
@@ -205,10 +263,9 @@ class Inbox:
         return any(row["lock_token"] == finish.lock_token for row in rows)
 
 
-def _fail(batch: list[_Finish], error: Exception) -> None:
+def _tell(batch: list[_Finish], error: BaseException) -> None:
     for finish in batch:
-        if not finish.held.done():
-            finish.held.set_exception(error)
+        finish.tell(error)
 
 
 class _Repeated:

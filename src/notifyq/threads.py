@@ -23,6 +23,7 @@ class Threads:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: set[asyncio.Future[Any]] = set()
+        self._given_up: set[asyncio.Future[Any]] = set()
         self._idle = 0
         self._is_closed = False
 
@@ -34,7 +35,7 @@ class Threads:
     @property
     def stuck(self) -> int:
         """How many functions run on although nobody waits for them any more."""
-        return sum(future.cancelled() for future in self._running)
+        return len(self._given_up)
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function in a thread, with the context variables of the caller."""
@@ -56,7 +57,12 @@ class Threads:
             self._idle -= 1
         self._running.add(future)
         self._calls.put(call)
-        return await future
+        try:
+            return await future
+        finally:
+            # Cancelled, it may yet have ended before this task came to know of it.
+            if future.cancelled() and future in self._running:
+                self._given_up.add(future)
 
     def close(self) -> None:
         """Let the idle threads end, and the busy ones when they become idle."""
@@ -71,6 +77,7 @@ class Threads:
 
     def _ended(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
         self._running.discard(future)
+        self._given_up.discard(future)
         if self._is_closed:
             self._calls.put(None)
         else:

@@ -16,11 +16,11 @@ from notifyq.claims import Claims
 from notifyq.crew import Crew
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.events import (
+    Guarded,
     Sink,
     WorkerStarted,
     WorkerStopped,
     WorkerStopping,
-    guarded,
     log_sink,
 )
 from notifyq.inbox import Inbox
@@ -74,11 +74,17 @@ class Worker:
         if not self.queues:
             raise ConfigurationError("there is no handler: register one with @app.handler('queue')")
         self._listen_dsn = listen_dsn or database.dsn
-        self._sink = guarded(sink)
+        self._sink = Guarded(sink)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._inbox = Inbox(database, self.name)
         self._wake = asyncio.Event()
-        self._crew = Crew(self._inbox, self._sink, on_free=self._freed, on_failure=self._fail)
+        self._crew = Crew(
+            self._inbox,
+            self._sink,
+            concurrency=settings.concurrency,
+            on_free=self._freed,
+            on_failure=self._fail,
+        )
         self._claims = Claims(
             self._inbox,
             registry,
@@ -111,6 +117,7 @@ class Worker:
     def _stop_requested(self) -> None:
         self._wake.set()
         self._claims.stop()
+        self._crew.stop_starting()
         if self._stops > 1:
             self._crew.cancel()
 
@@ -161,8 +168,8 @@ class Worker:
             # else its message waits for the next poll.
             is_rung = self._wake.is_set()
             self._wake.clear()
-            if self._room > 0:
-                look = await self._claims.look(self._room, is_last=self._attendance.owes_look)
+            if (room := self._crew.room) > 0:
+                look = await self._claims.look(room, is_last=self._attendance.owes_look)
                 await self._attendance.note(look)
                 if look.is_full:
                     continue
@@ -170,8 +177,9 @@ class Worker:
                 if barren > _BARREN:
                     await asyncio.sleep(_COOLDOWN)
             # Only then does a slot that becomes free call for another look.
-            self._is_full = self._room <= 0
-            seconds = await self._attendance.pause(self._room)
+            room = self._crew.room
+            self._is_full = room <= 0
+            seconds = await self._attendance.pause(room)
             if seconds > 0 and not self._stops:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
@@ -180,10 +188,6 @@ class Worker:
     def _freed(self) -> None:
         if self._is_full:
             self._wake.set()
-
-    @property
-    def _room(self) -> int:
-        return self._settings.concurrency - self._crew.busy
 
     def _take(self, messages: list[Message], since: float) -> None:
         if self._stops:  # the stop came while the claim was under way

@@ -102,7 +102,7 @@ async def test_what_was_published_silently_and_committed_late_is_found(
             await events.wait(QueueUnattended)
             await bells.heard()
         await events.wait(MessageFinished, message_id=silent)
-    assert await bells.heard() == []
+    assert [bell for bell in await bells.heard() if bell.ids] == []
 
 
 async def test_a_worker_whose_session_ends_while_it_attends_misses_nothing(

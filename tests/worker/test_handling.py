@@ -348,7 +348,7 @@ async def test_two_workers_of_one_app_share_the_messages_and_handle_each_once(
     @app.handler("q")
     async def handle(message: Message) -> None:
         handled.append(message.id)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.005)  # or one worker is through before the other has begun
 
     await app.create_queues()
     first, second = Events(), Events()

@@ -1,0 +1,81 @@
+"""How many messages to have at hand, by a clock that the test moves."""
+
+import pytest
+
+from notifyq import pace
+from notifyq.pace import PATIENCE, Pace
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(pace, "time", clock)
+    return clock
+
+
+def handle(pace: Pace, quantity: int, seconds: float) -> None:
+    for _ in range(quantity):
+        pace.handled(seconds)
+
+
+def test_nothing_is_at_hand_before_the_first_measurement(clock: Clock) -> None:
+    pace = Pace()
+    handle(pace, 1000, 0.0001)
+    clock.now += 0.01
+    assert pace.ahead() == 0
+
+
+def test_a_tenth_of_a_second_of_work_is_at_hand(clock: Clock) -> None:
+    pace = Pace()
+    handle(pace, 50, 0.01)
+    clock.now += 0.05
+    assert pace.ahead() == 100
+    clock.now += 0.01  # too short for another measurement
+    assert pace.ahead() == 100
+
+
+def test_there_is_a_most(clock: Clock) -> None:
+    pace = Pace()
+    handle(pace, 1000, 0.0001)
+    clock.now += 0.03
+    assert pace.ahead() == 500
+
+
+def test_slow_handlers_have_nothing_at_hand_however_many_they_are(clock: Clock) -> None:
+    pace = Pace()
+    handle(pace, 5000, 10)
+    clock.now += 10
+    assert pace.ahead() == 0
+
+
+def test_a_pace_is_forgotten_when_nothing_is_handled(clock: Clock) -> None:
+    pace = Pace()
+    handle(pace, 50, 0.01)
+    clock.now += 0.05
+    assert pace.ahead() == 100
+    clock.now += PATIENCE / 2
+    assert pace.ahead() == 100
+    clock.now += PATIENCE / 2
+    assert pace.ahead() == 0
+
+
+def test_after_a_stumble_it_is_measured_again(clock: Clock) -> None:
+    pace = Pace()
+    handle(pace, 50, 0.01)
+    clock.now += 0.05
+    assert pace.ahead() == 100
+    pace.stumble()
+    assert pace.ahead() == 0
+    handle(pace, 50, 0.01)
+    clock.now += 0.05
+    assert pace.ahead() == 100
