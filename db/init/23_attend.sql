@@ -3,11 +3,11 @@
 -- A worker under load holds the key K of a queue exclusively, on its listening session. The insert
 -- trigger tries to share K after the row is written: refused, it stays silent; granted, it rings
 -- and keeps its share to the end of the transaction. To stop, a worker releases K and only then
--- takes a snapshot. Whoever was silent had a transaction number before that, so once all
--- transactions of the snapshot are over, one more look finds whatever was published silently, and
--- the worker may sleep. If its session dies, K falls with it: publishers ring again, and what was
--- silent in that instant waits for the next poll.
--- Model and proof: tests/bell/bell.pml.
+-- takes a transaction number. Whoever was silent has a smaller one, so once all smaller ones are
+-- over, one more look finds whatever was published silently, and the worker may sleep. If its
+-- session dies, K falls with it: publishers ring again, and what was silent in that instant waits
+-- for the next poll.
+-- More of it, and the proof: docs/bell.md.
 --
 -- owns:    nothing
 -- writes:  nothing; notifies new_message
@@ -86,32 +86,34 @@ comment on function messages.attend(text, boolean) is
   'queue.';
 
 create or replace function messages.unattend(queues text[])
-  returns pg_snapshot
+  returns xid8
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   perform pg_advisory_unlock(messages._attended_key(u.name)) from unnest(queues) as u (name);
-  -- Not before the release: a publisher that is still silent must have begun before the snapshot.
-  return pg_current_snapshot();
+  -- Not before the release: a publisher that is still silent has a smaller number. Nor a snapshot
+  -- instead: that ends with the last transaction that is over, and one that began later and still
+  -- runs would be missing.
+  return pg_current_xact_id();
 end;
 $$;
 comment on function messages.unattend(text[]) is
   'Take back the promise of attend() for queues that this session attends. Once settled() says '
-  'true of the snapshot returned, one more claim finds whatever was published silently.';
+  'true of the number returned, one more claim finds whatever was published silently.';
 
-create or replace function messages.settled(snapshot pg_snapshot)
+create or replace function messages.settled(number xid8)
   returns boolean
   language sql
   volatile
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select pg_snapshot_xmin(pg_current_snapshot()) >= pg_snapshot_xmax(snapshot);
+  select pg_snapshot_xmin(pg_current_snapshot()) >= number;
 $$;
-comment on function messages.settled(pg_snapshot) is
-  'Whether every transaction that ran when the snapshot was taken is over, prepared ones included.';
+comment on function messages.settled(xid8) is
+  'Whether every transaction that had a smaller number is over, prepared ones included.';
 
 create or replace function messages.watch(queues text[], places integer default 4)
   returns integer[]
@@ -148,20 +150,24 @@ as $$
 begin
   perform pg_advisory_unlock(messages._watching_key(u.name, u.place))
   from unnest(unwatch.queues, unwatch.held) as u (name, place);
-  -- After the release: of two that leave at once, one at least finds all places empty.
-  return messages.summon(array(
-    select u.name
-    from unnest(unwatch.queues) as u (name)
-    where (
-      select bool_and(pg_try_advisory_xact_lock(messages._watching_key(u.name, p.place)))
-      from generate_series(1, unwatch.places) as p (place)
-    )
-  ));
+  -- After the release: of two that leave at once, one at least finds all places empty. Whether or
+  -- not a message waits: those who do not answer single bells must hear that somebody has to.
+  return messages.summon(
+    array(
+      select u.name
+      from unnest(unwatch.queues) as u (name)
+      where (
+        select bool_and(pg_try_advisory_xact_lock(messages._watching_key(u.name, p.place)))
+        from generate_series(1, unwatch.places) as p (place)
+      )
+    ),
+    always => true
+  );
 end;
 $$;
 comment on function messages.unwatch(text[], integer[], integer) is
   'Give up the places held in these queues. Where nobody is left who watches, all workers are '
-  'summoned if a message waits. Returns for how many queues.';
+  'summoned. Returns for how many queues.';
 
 create or replace function messages.summon(queues text[], always boolean default false)
   returns integer

@@ -80,7 +80,7 @@ begin
     messages.take(text, integer),
     messages.attend(text, boolean),
     messages.unattend(text[]),
-    messages.settled(pg_snapshot),
+    messages.settled(xid8),
     messages.watch(text[], integer),
     messages.unwatch(text[], integer[], integer),
     messages.summon(text[], boolean),

@@ -38,9 +38,9 @@ _FIRST_CHECK, _LAST_CHECK = 0.002, 1.0
 class Silence:
     """Publishers that did not ring and may not have committed yet, in `queues`."""
 
-    def __init__(self, queues: Iterable[str], snapshot: str | None) -> None:
+    def __init__(self, queues: Iterable[str], number: str | None) -> None:
         self.queues = set(queues)
-        self._snapshot = snapshot
+        self._number = number
         self._check_in = _FIRST_CHECK
 
     def next_check(self) -> float:
@@ -50,10 +50,10 @@ class Silence:
 
     async def is_over(self, promises: Promises) -> bool:
         """Whether all of them have ended, so that one more look finds what they published."""
-        if self._snapshot is None:  # the server could not be asked when it began
-            self._snapshot = await promises.ask(sql.SNAPSHOT)
+        if self._number is None:  # the server could not be asked when it began
+            self._number = await promises.ask(sql.NUMBER)
             return False
-        return await promises.ask(sql.SETTLED, self._snapshot) is True
+        return await promises.ask(sql.SETTLED, self._number) is True
 
 
 class Promises:
@@ -120,10 +120,10 @@ class Promises:
         """Attend these queues no more. Where that cannot be said, the promise stands."""
         if not queues:
             return
-        snapshot = await self._call(sql.UNATTEND, queues)
-        if snapshot is not None:
+        number = await self._call(sql.UNATTEND, queues)
+        if number is not None:
             self.attended.difference_update(queues)
-            await self.fall_silent(queues, snapshot)
+            await self.fall_silent(queues, number)
             for queue in queues:
                 self._sink(QueueUnattended(queue=queue))
 
@@ -146,11 +146,11 @@ class Promises:
         """Call all workers of those queues that have something waiting. False: it cannot be."""
         return await self.ask(sql.SUMMON, list(queues), always) is not None
 
-    async def fall_silent(self, queues: Iterable[str], snapshot: str | None = None) -> None:
+    async def fall_silent(self, queues: Iterable[str], number: str | None = None) -> None:
         """Remember that publishers of these queues may have been silent up to now."""
         before = self.silence.queues if self.silence is not None else set()
-        # The later snapshot holds for the earlier silence too.
-        self.silence = Silence(before | set(queues), snapshot or await self.ask(sql.SNAPSHOT))
+        # The later number holds for the earlier silence too.
+        self.silence = Silence(before | set(queues), number or await self.ask(sql.NUMBER))
 
     async def ask(self, statement: str, *args: Any) -> Any:
         """The one value of a call on any session; None if it cannot be had."""

@@ -36,7 +36,7 @@ select messages.retry(
 """
 ATTEND = "select messages.attend(queue => $1, eager => false)"
 UNATTEND = "select messages.unattend(queues => $1)::text"
-SETTLED = "select messages.settled(snapshot => $1::text::pg_snapshot)"
+SETTLED = "select messages.settled(number => $1::text::xid8)"
 WATCH = "select messages.watch(queues => $1)"
 UNWATCH = "select messages.unwatch(queues => $1, held => $2)"
 SUMMON = "select messages.summon(queues => $1, always => $2)"
@@ -94,6 +94,7 @@ from pg_stat_activity as a
 where a.pid = $1
   and a.backend_start = $2
 """
+NUMBER = "select pg_current_xact_id()::text"
 SNAPSHOT = "select pg_current_snapshot()::text"
 SYSTEM = "select system_identifier::text from pg_control_system()"
 # One statement, hence one snapshot: what is read and where the next look begins belong together.

@@ -31,7 +31,7 @@ WORK = [
     "select messages.take('default')",
     "select messages.attend('default')",
     "select messages.unattend('{}')",
-    "select messages.settled(pg_current_snapshot())",
+    "select messages.settled('1')",
     "select messages.watch('{}')",
     "select messages.unwatch('{}', '{}')",
     "select messages.summon('{default}')",
