@@ -3,7 +3,7 @@
 -- owns:    the triggers of messages.message and messages.message_archive
 -- writes:  messages.message (state of scheduled rows); notifies new_message and dead_message
 -- calls:   messages._queue, messages._ring, messages._compact, messages._notify,
---          messages._publishing_key, messages._invalid
+--          messages._publishing_key, messages._attended_key, messages._invalid
 -- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace function messages._schedule()
@@ -32,7 +32,7 @@ create or replace trigger schedule
   when (new.available_at > now() and new.state = 'waiting')
   execute function messages._schedule();
 
-create or replace function messages.announce(first_id bigint)
+create or replace function messages.announce(first_id bigint, queue text, is_due boolean)
   returns void
   language plpgsql
   security definer
@@ -48,8 +48,19 @@ declare
   v_last bigint;
   v_waiting bigint;
   v_end bigint;
-  v_xmin xid := (select m.xmin from messages.message as m where m.id = first_id);
+  v_xmin xid;
 begin
+  if current_setting('transaction_isolation') = 'serializable' then
+    -- A look at what was inserted would make each publisher conflict with all others, so each row
+    -- speaks for itself. Equal bells of a transaction are one.
+    perform pg_advisory_xact_lock_shared(messages._publishing_key(announce.queue));
+    v_queue := messages._queue(announce.queue);
+    if announce.is_due then
+      perform messages._ring(v_queue, '');
+    end if;
+    return;
+  end if;
+  v_xmin := (select m.xmin from messages.message as m where m.id = first_id);
   for v_name, v_waiting, v_first, v_last, v_end in
     select m.queue,
       count(*) filter (where m.state = 'waiting'),
@@ -62,6 +73,8 @@ begin
     group by m.queue
     order by m.queue
   loop
+    -- Another queue of the same statement may be attended.
+    continue when not pg_try_advisory_xact_lock_shared(messages._attended_key(v_name));
     -- Held to the end of the transaction, before the registry is read: drop_queue() waits for it,
     -- else it could miss messages that are not committed yet and leave them without a queue.
     perform pg_advisory_xact_lock_shared(messages._publishing_key(v_name));
@@ -92,10 +105,11 @@ begin
   end loop;
 end;
 $$;
-comment on function messages.announce(bigint) is
+comment on function messages.announce(bigint, text, boolean) is
   'Check the queues of the messages that this transaction has just inserted, from first_id on, and '
-  'ring once for each. Called by the insert trigger with the rights of the role that inserts; of '
-  'no other use. Raises NQ001 for an unknown queue.';
+  'ring once for each that is not attended; in a serializable transaction, of this message alone. '
+  'Called by the insert trigger with the rights of the role that inserts; of no other use. Raises '
+  'NQ001 for an unknown queue.';
 
 -- Called for every row of a statement, though the first call speaks for all: hence this thin
 -- function in front. Taking on the owner's rights and a search path for each row would double the
@@ -108,7 +122,7 @@ begin
   if new.id operator(pg_catalog.>) pg_catalog.concat(
     '0', pg_catalog.current_setting('notifyq.announced', true)
   )::pg_catalog.int8 then
-    perform messages.announce(new.id);
+    perform messages.announce(new.id, new.queue, new.state operator(pg_catalog.=) 'waiting');
   end if;
   return null;
 end;

@@ -63,7 +63,7 @@ begin
       text, jsonb[], integer, interval, timestamptz, text, jsonb, text[]
     ),
     -- Called by the insert trigger, with the rights of whoever inserts.
-    messages.announce(bigint)
+    messages.announce(bigint, text, boolean)
     to notifyq_publisher, notifyq_admin;
 
   grant execute on function

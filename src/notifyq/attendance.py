@@ -74,6 +74,9 @@ class Attendance:
         """Whether to look when the bell rings for these messages of a queue; none: a summons."""
         if not ids:
             self._summoned.add(queue)
+            # Maybe nobody is left who answers for a single message.
+            self._crowded.discard(queue)
+            self._watch_at = 0
         return queue not in self._crowded or not ids.isdecimal()
 
     @property
@@ -106,12 +109,14 @@ class Attendance:
         if await self._promises.renew(self._queues):
             self._crowded.clear()
             self._watch_at = 0
-        if self._summoned:
-            summoned, self._summoned = self._summoned, set()
-            await self._promises.fall_silent(summoned)
         now = time.monotonic()
         if room <= 0:
             return await self._pause_full(now)
+        # Not without room: the others have heard it as well. To summon them in turn would go on
+        # for ever where all workers are full.
+        if self._summoned:
+            summoned, self._summoned = self._summoned, set()
+            await self._promises.fall_silent(summoned)
         lulls = {queue: self._lull(queue, now) for queue in self._promises.attended}
         if calm := [queue for queue, lull in lulls.items() if lull >= _LINGER]:
             await self._promises.leave(calm)

@@ -13,7 +13,7 @@ PUBLISH = [
     "select messages.publish('default', '1')",
     "select messages.publish_many('default', array['1']::jsonb[])",
     "insert into messages.message (message) values ('1')",
-    "select messages.announce(1)",
+    "select messages.announce(1, 'default', true)",
     "insert into messages.message (queue, message, priority, available_at, type, headers, "
     "dedup_key) values ('default', '1', 1, now(), 't', '{}', 'k')",
 ]

@@ -1,0 +1,126 @@
+-- Watch: of many idle workers few get up for one message, and all of them when they are called.
+--
+-- owns:    nothing
+-- writes:  nothing; notifies new_message
+-- calls:   messages._notify
+-- raises:  nothing
+
+create or replace function messages._watching_key(queue text, place integer)
+  returns bigint
+  language sql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select hashtextextended(queue, 7305427100 + place);
+$$;
+
+create or replace function messages.watch(queues text[], places integer default 4)
+  returns integer[]
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return array(
+    select (
+      select p.place
+      from generate_series(1, watch.places) as p (place)
+      where pg_try_advisory_lock(messages._watching_key(u.name, p.place))
+      limit 1
+    )
+    from unnest(watch.queues) with ordinality as u (name, number)
+    order by u.number
+  );
+end;
+$$;
+comment on function messages.watch(text[], integer) is
+  'Take a place among those who answer the bell for a single message, in each of the queues; null '
+  'where all are taken. A thousand idle workers need not all get up for one message. Held to '
+  'unwatch() or the end of the session; do not take a second place of the same queue.';
+
+create or replace function messages._is_watched(queue text, places integer)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_key bigint;
+begin
+  for v_place in 1 .. places loop
+    v_key := messages._watching_key(queue, v_place);
+    -- Shared, or two who ask would take each other for watchers. Given back at once, and not with
+    -- the transaction, or whoever hears the bell might still find the place taken.
+    if not pg_try_advisory_lock_shared(v_key) then
+      return true;
+    end if;
+    perform pg_advisory_unlock_shared(v_key);
+  end loop;
+  return false;
+end;
+$$;
+
+create or replace function messages.unwatch(
+  queues text[], held integer[], places integer default 4
+)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform pg_advisory_unlock(messages._watching_key(u.name, u.place))
+  from unnest(unwatch.queues, unwatch.held) as u (name, place);
+  -- After the release: of two that leave at once, one at least finds all places empty. Whether or
+  -- not a message waits: those who do not answer single bells must hear that somebody has to.
+  return messages.summon(
+    array(
+      select u.name
+      from unnest(unwatch.queues) as u (name)
+      where not messages._is_watched(u.name, unwatch.places)
+    ),
+    always => true
+  );
+end;
+$$;
+comment on function messages.unwatch(text[], integer[], integer) is
+  'Give up the places held in these queues. Where nobody is left who watches, all workers are '
+  'summoned. Returns for how many queues.';
+
+create or replace function messages.summon(queues text[], always boolean default false)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_name text;
+  v_rung integer := 0;
+begin
+  for v_name in
+    select q.name
+    from messages.queue as q
+    where q.name = any (summon.queues)
+      and not q.paused
+      and q.bell <> 'off'
+    order by q.name
+  loop
+    continue when not always and not exists (
+      select from messages.message as m where m.queue = v_name and m.state = 'waiting'
+    );
+    -- No id: everybody is meant, not those alone who watch.
+    perform messages._notify('new_message', v_name, '');
+    v_rung := v_rung + 1;
+  end loop;
+  return v_rung;
+end;
+$$;
+comment on function messages.summon(text[], boolean) is
+  'Ring for every worker of those of the queues that have a message waiting, or of all: the bell '
+  'names no id. Whoever hears it looks now, and once more when all transactions of that moment are '
+  'over, as after unattend(). A worker that attends but has no free slot, or stops, calls the '
+  'others with it. Returns for how many queues it rang.';
