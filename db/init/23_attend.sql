@@ -35,20 +35,26 @@ as $$
 declare
   v_queue messages.queue := messages._queue(queue);
   v_key bigint := messages._attended_key(queue);
+  v_publishers bigint;
+  v_is_attended boolean;
 begin
   if v_queue.bell <> 'auto' or v_queue.paused then
     return false;
   end if;
+  select count(*) filter (where l.mode = 'ShareLock'),
+    bool_or(l.mode = 'ExclusiveLock' and l.granted and l.pid = pg_backend_pid())
+  into v_publishers, v_is_attended
+  from pg_locks as l
+  join pg_database as d on d.oid = l.database and d.datname = current_database()
+  where l.locktype = 'advisory'
+    and l.objsubid = 1
+    and (l.classid::bigint << 32 | l.objid::bigint) = v_key;
+  if v_is_attended then
+    return true;  -- a second lock would need a second release
+  end if;
   -- Bells cost little where their commits do not wait for each other, and wake a worker sooner than
   -- the next look would.
-  if not eager and 2 > (
-    select count(*)
-    from pg_locks as l
-    join pg_database as d on d.oid = l.database and d.datname = current_database()
-    where l.locktype = 'advisory'
-      and l.objsubid = 1
-      and (l.classid::bigint << 32 | l.objid::bigint) = v_key
-  ) then
+  if not eager and v_publishers < 2 then
     return false;
   end if;
   if pg_try_advisory_lock(v_key) then
@@ -90,8 +96,9 @@ begin
 end;
 $$;
 comment on function messages.unattend(text[]) is
-  'Take back the promise of attend() for queues that this session attends. Once settled() says '
-  'true of the number returned, one more claim finds whatever was published silently.';
+  'Take back the promise of attend() for queues that this session attends, in a transaction of its '
+  'own. Once settled() says true of the number returned, one more claim finds whatever was '
+  'published silently.';
 
 create or replace function messages.settled(number xid8)
   returns boolean

@@ -35,6 +35,8 @@ _BUSY = 0.02
 _AT_ONCE = 0.0
 _RETRY_ATTEND, _RETRY_WATCH = 0.2, 1.0
 """Seconds before what was refused is tried again."""
+_NEVER = 60.0
+"""Seconds to the next try where a publisher's transaction stays open."""
 _MOST_QUEUES = 16
 """Session locks live in shared memory: a worker of a thousand queues must not take it all."""
 
@@ -46,6 +48,7 @@ class _Load:
     looks: int = 0
     dry_since: float | None = None
     retry_at: float = 0
+    retry_in: float = _RETRY_ATTEND
 
     def lull(self, now: float) -> float:
         """Seconds since it was seen to be empty."""
@@ -171,16 +174,20 @@ class Attendance:
             if queue in self._promises.attended:
                 continue
             if self._attending is None and load.looks >= _LOADED and now >= load.retry_at:
-                load.retry_at = now + _RETRY_ATTEND
+                load.retry_at = now + load.retry_in
                 if len(self._promises.attended) < _MOST_QUEUES:
                     # Beside the claims, for publishers that ring may hold it up.
-                    self._attending = asyncio.create_task(self._promises.attend(queue))
-                    self._attending.add_done_callback(self._has_tried)
+                    self._attending = asyncio.create_task(self._try_to_attend(queue, load))
             elif load.lull(now) > _LINGER:
                 del self._loads[queue]
 
-    def _has_tried(self, _task: asyncio.Task[None]) -> None:
-        self._attending = None
+    async def _try_to_attend(self, queue: str, load: _Load) -> None:
+        try:
+            answer = await self._promises.attend(queue)
+            # Each try in vain has silenced publishers for as long as it waited for one of them.
+            load.retry_in = _RETRY_ATTEND if answer is not None else min(2 * load.retry_in, _NEVER)
+        finally:
+            self._attending = None
 
     async def _summon(self, now: float) -> None:
         if self._promises.attended and now >= self._summon_at:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("notifyq.worker")
 
 _BROKEN = (
-    asyncpg.PostgresError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
     OSError,
@@ -107,14 +107,15 @@ class Promises:
         await self.fall_silent(queues)
         return True
 
-    async def attend(self, queue: str) -> None:
-        """Promise to look at the queue every few milliseconds, unless another session does."""
-        answer = await self._call(sql.ATTEND, queue)
+    async def attend(self, queue: str) -> bool | None:
+        """Promise to look at the queue every few milliseconds; answer as messages.attend() does."""
+        answer: bool | None = await self._call(sql.ATTEND, queue)
         if answer is True:
             self.attended.add(queue)
             self._sink(QueueAttended(queue=queue))
         elif answer is None:
             await self.fall_silent([queue])
+        return answer
 
     async def leave(self, queues: list[str]) -> None:
         """Attend these queues no more. Where that cannot be said, the promise stands."""
@@ -162,9 +163,10 @@ class Promises:
 
     async def _call(self, statement: str, *args: Any) -> Any:
         """The one value of a call on the listening session; None if it cannot be had."""
-        if self._session is None:
+        session = self._session
+        if session is None:
             return None
-        call = self._session.fetch(statement, *args)
+        call = session.fetch(statement, *args)
         try:
             future = asyncio.run_coroutine_threadsafe(call, self._loop)
         except RuntimeError:  # the listener has ended
@@ -172,8 +174,14 @@ class Promises:
             return None
         try:
             rows = await asyncio.wrap_future(future)
-        except _BROKEN as error:
+        except asyncpg.PostgresError as error:
             log.debug("a call for the bell failed: %s", error)
+            return None
+        except _BROKEN as error:
+            # It may have made a promise that nobody knows of; that ends with the session.
+            log.debug("a call for the bell was not answered: %s", error)
+            with suppress(RuntimeError):  # the listener has ended
+                self._loop.call_soon_threadsafe(session.abort)
             return None
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -53,6 +53,10 @@ class Session:
         async with self._turn:
             return await self._connection.fetch(statement, *args, timeout=self._timeout)
 
+    def abort(self) -> None:
+        """Break the connection; the listener makes another one."""
+        self._connection.terminate()
+
 
 class Listener:
     """LISTEN on channels, for ever: after a lost connection listen again, then report a bell.
