@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,10 @@ import asyncpg
 
 from notifyq import sql
 from notifyq.errors import NotifyqError
-from notifyq.events import QueueAttended, QueueUnattended
+from notifyq.events import ListenerDeaf, QueueAttended, QueueUnattended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
 
     from notifyq.database import Database
     from notifyq.events import Sink
@@ -31,6 +32,8 @@ _BROKEN = (
     OSError,
     TimeoutError,
 )
+_HEARS_WITHIN = 3.0
+"""Seconds after which a bell that was rung for nobody else is believed to be lost."""
 _FIRST_CHECK, _LAST_CHECK = 0.002, 1.0
 """Seconds between two checks on publishers that were silent: the first pause, and the longest."""
 
@@ -90,6 +93,9 @@ class Promises:
         [row] = await session.fetch(sql.KEEP_ALIVE)
         self._identity = (row["pid"], row["backend_start"])
         self._loop = asyncio.get_running_loop()
+        if not await self._hears(session):
+            self._home.call_soon_threadsafe(self._sink, ListenerDeaf(backend_pid=row["pid"]))
+            return
         self._session = session
         try:
             self._home.call_soon_threadsafe(self._on_session)
@@ -160,6 +166,20 @@ class Promises:
         except (NotifyqError, asyncpg.PostgresError) as error:
             log.debug("a call for the bell failed: %s", error)
             return None
+
+    async def _hears(self, session: Session) -> bool:
+        """Try it: a pooler accepts LISTEN, loses bells, and keeps promises beyond their end."""
+        heard = asyncio.Event()
+        channel = f"notifyq_{secrets.token_hex(8)}"
+        await session.listen(channel, heard.set)
+        while not await self._from_home(self.ask(sql.RING, channel)):  # noqa: ASYNC110
+            await asyncio.sleep(_LAST_CHECK)  # the server was not there to ask
+        with suppress(TimeoutError):
+            await asyncio.wait_for(heard.wait(), _HEARS_WITHIN)
+        return heard.is_set()
+
+    async def _from_home(self, call: Coroutine[Any, Any, Any]) -> Any:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._home))
 
     async def _call(self, statement: str, *args: Any) -> Any:
         """The one value of a call on the listening session; None if it cannot be had."""

@@ -92,6 +92,14 @@ class ListenerLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerDeaf(Event):
+    """The listening session hears no bell, as behind a pooler: only polling finds messages."""
+
+    level: ClassVar[int] = logging.WARNING
+    backend_pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepDone(Event):
     """This process ran messages.maintain()."""
 

@@ -53,6 +53,11 @@ class Session:
         async with self._turn:
             return await self._connection.fetch(statement, *args, timeout=self._timeout)
 
+    async def listen(self, channel: str, on_bell: Callable[[], None]) -> None:
+        """Listen to one more channel for as long as the session lasts."""
+        async with self._turn:
+            await self._connection.add_listener(channel, lambda *_: on_bell())
+
     def abort(self) -> None:
         """Break the connection; the listener makes another one."""
         self._connection.terminate()

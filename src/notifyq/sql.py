@@ -82,6 +82,7 @@ REDRIVE = """
 select messages.redrive(
   queue => $1, status => $2::messages.message_status, since => $3, until => $4, quantity => $5)
 """
+RING = "select true from pg_notify($1, '')"
 KEEP_ALIVE = """
 select a.pid, a.backend_start, set_config('tcp_keepalives_idle', '10', false),
   set_config('tcp_keepalives_interval', '5', false), set_config('tcp_keepalives_count', '3', false)

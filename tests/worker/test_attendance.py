@@ -14,11 +14,13 @@ from database import Bells, Connect, Connection, publish, rows, until, value
 from notifyq import App
 from notifyq.events import (
     ListenerConnected,
+    ListenerDeaf,
     MessageFinished,
     QueueAttended,
     QueueUnattended,
     WorkerStarted,
 )
+from notifyq.listener import Session
 from worker.running import Events, working
 
 TRY_TO_SHARE = "select pg_try_advisory_xact_lock_shared(messages._attended_key($1))"
@@ -28,6 +30,13 @@ async def is_attended(connection: Connection, queue: str = "q") -> bool:
     return not await connection.fetchval(TRY_TO_SHARE, queue)
 
 
+PROMISES = """
+select count(*)
+from pg_locks as l
+join pg_database as d on d.oid = l.database and d.datname = current_database()
+where l.locktype = 'advisory'
+  and l.granted
+"""
 RINGS = """
 select exists (
   select from pg_locks as l, messages._attended_key($1) as k
@@ -174,10 +183,7 @@ async def test_few_of_many_idle_workers_get_up_for_one_message(
             await stack.enter_async_context(working(app, events))
 
         async def all_have_tried_for_a_place() -> bool:
-            taken = await connection.fetchval(
-                "select count(*) from pg_locks where locktype = 'advisory' and granted "
-                "and database = (select oid from pg_database where datname = current_database())"
-            )
+            taken = await connection.fetchval(PROMISES)
             before = len(claims)
             await asyncio.sleep(0.1)
             return bool(taken >= 4) and len(claims) == before
@@ -193,3 +199,21 @@ async def test_few_of_many_idle_workers_get_up_for_one_message(
         await until(is_handled, "the message is handled")
         await asyncio.sleep(0.1)
         assert least <= len(claims) - before <= most
+
+
+async def test_a_session_that_hears_nothing_is_told_of_and_promises_nothing(
+    app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a pooler that gives each transaction another connection."""
+
+    async def forget(_session: Session, _channel: str, _on_bell: object) -> None:
+        return
+
+    monkeypatch.setattr(Session, "listen", forget)
+    app.handler("q")(lambda: None)
+    await app.create_queues()
+    async with working(app, events, poll=0.1):
+        await events.wait(ListenerDeaf)
+        await publish(connection, 1, "q")
+        await events.wait(MessageFinished)
+        assert await connection.fetchval(PROMISES) == 0
