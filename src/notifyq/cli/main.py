@@ -12,6 +12,7 @@ import typer
 
 from notifyq import __version__
 from notifyq.cli import (
+    bench,
     dead,
     demo,
     messages,
@@ -42,6 +43,7 @@ app.command("init")(schema.init)
 app.command("migrate")(schema.migrate)
 app.add_typer(server.server)
 app.command("demo")(demo.demo)
+app.add_typer(bench.bench)
 app.command("worker")(worker.worker)
 app.command("publish")(publish.publish)
 app.add_typer(queues.queues)

@@ -1,0 +1,67 @@
+"""The results as pictures: one PNG file for each case and headline metric."""
+
+from __future__ import annotations
+
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from notifyq.errors import ConfigurationError
+
+from .report import machine_line, number
+from .results import METRICS, Results
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """Draw into the folder and return the files; raise where matplotlib is missing."""
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise ConfigurationError("charts need matplotlib: pip install 'notifyq[bench]'") from error
+    mpl.use("Agg")  # no screen is needed
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for case in results.names("case"):
+        for name, metric in METRICS.items():
+            if metric.is_headline and (path := _draw_case(results, case, name, folder)):
+                made.append(path)
+    return made
+
+
+def _draw_case(results: Results, case: str, name: str, folder: Path) -> Path | None:
+    from matplotlib.figure import Figure
+
+    metric = METRICS[name]
+    systems = results.names("system", case)[::-1]  # bars are drawn from below
+    bars = {
+        variant: [results.median(case, variant, system, name) for system in systems]
+        for variant in results.names("variant", case)
+    }
+    bars = {variant: values for variant, values in bars.items() if any(values)}
+    if not bars:
+        return None
+    height = 0.8 / len(bars)
+    figure = Figure(figsize=(9, 1.5 + 0.35 * len(systems) * max(1, len(bars) / 2)))
+    axes = figure.add_subplot()
+    for place, (variant, values) in enumerate(bars.items()):
+        drawn = axes.barh(
+            [row + 0.4 - height * (place + 0.5) for row in range(len(systems))],
+            [(value or 0) * metric.scale for value in values],
+            height,
+            label=variant,
+        )
+        shown = ["" if value is None else number(metric, value) for value in values]
+        axes.bar_label(drawn, shown, fontsize=6, padding=2)
+    axes.set_yticks(range(len(systems)), systems)
+    axes.margins(x=0.1, y=0.01)
+    axes.set_xscale("log")  # peers differ by factors of a hundred
+    axes.set_xlabel(f"{metric.label}, {metric.unit} (log scale)")
+    axes.set_title(f"{case}: median of {results.options['rounds']} rounds")
+    axes.legend(fontsize=7)
+    figure.text(0.01, 0.005, fill(machine_line(results), 200), fontsize=5)
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    path = folder / f"{case}-{name}.png"
+    figure.savefig(path, dpi=150)
+    return path

@@ -1,0 +1,118 @@
+"""The results as tables: drawn from the file alone, so they can be drawn again at any time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .cases import CASES
+from .results import METRICS, OURS, Metric, Results
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_NOTABLE = 1.05
+"""How many times better a peer must be to be named; less is noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: a title, the names of its columns, and its rows, the first cell a system."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def machine_line(results: Results) -> str:
+    """Return what was measured on, in one line."""
+    facts, settings = results.machine, results.settings
+    shown = ", ".join(
+        f"{name}={value}" for name, value in settings.items() if name != "server_version"
+    )
+    return (
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['ram']}, {facts['kernel']}; "
+        f"PostgreSQL {settings['server_version']} ({shown}); Python {facts['python']}; "
+        f"{results.options['rounds']} rounds, {results.started}"
+    )
+
+
+def tables(results: Results) -> Iterator[Table]:
+    """Give the tables of all cases: one for each metric, or one in all for a single variant."""
+    for case in results.names("case"):
+        variants = results.names("variant", case)
+        metrics = _metrics(results, case)
+        if len(variants) == 1:
+            heads = [_head(name) for name in metrics]
+            cells = [(variants[0], name) for name in metrics]
+            yield _table(results, case, f"{case} ({variants[0]})", heads, cells)
+            continue
+        for name in metrics:
+            cells = [(variant, name) for variant in variants]
+            yield _table(results, case, f"{case}: {_head(name)}", variants, cells)
+
+
+def _head(metric: str) -> str:
+    return f"{METRICS[metric].label}, {METRICS[metric].unit}"
+
+
+def _metrics(results: Results, case: str) -> list[str]:
+    found = {name for sample in results.samples if sample.case == case for name in sample.values}
+    return [name for name in METRICS if name in found]
+
+
+def _table(
+    results: Results, case: str, title: str, heads: list[str], cells: list[tuple[str, str]]
+) -> Table:
+    rows = [
+        [system, *(cell(results, case, variant, system, metric) for variant, metric in cells)]
+        for system in results.names("system", case)
+    ]
+    return Table(title, ["system", *heads], [row for row in rows if any(row[1:])])
+
+
+def cell(results: Results, case: str, variant: str, system: str, metric: str) -> str:
+    """Return the median as it is shown, with its ratio to notifyq's."""
+    value = results.median(case, variant, system, metric)
+    if value is None:
+        return ""
+    ratio = results.ratio(case, variant, system, metric)
+    shown = number(METRICS[metric], value)
+    return shown if ratio is None or system == OURS else f"{shown} ({ratio:.2f})"
+
+
+def number(metric: Metric, value: float) -> str:
+    """Return a value in the metric's unit, with three digits that count."""
+    scaled = value * metric.scale
+    return f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:.3g}"
+
+
+def lists(results: Results) -> dict[str, list[str]]:
+    """Return what is told in lines, by its heading; a heading without lines is left out."""
+    measured = [CASES[name] for name in results.names("case") if name in CASES]
+    told = {
+        "cases": [f"{case.name}: {case.title}" for case in measured],
+        "where a peer is ahead (divided by notifyq's)": list(_ahead(results)),
+        "systems": [f"{name} {about}" for name, about in results.systems.items()],
+        "not run": [f"{name}: {reason}" for name, reason in results.not_run.items()],
+    }
+    return {title: lines for title, lines in told.items() if lines}
+
+
+def _ahead(results: Results) -> Iterator[str]:
+    """Give a line for each headline number in which a peer is better."""
+    for case in results.names("case"):
+        for variant in results.names("variant", case):
+            for name, metric in METRICS.items():
+                if not metric.is_headline:
+                    continue
+                better = [
+                    f"{system} {ratio:.2f}"
+                    for system in results.names("system", case)
+                    if not system.startswith((OURS, "bare", "limit"))
+                    and (ratio := results.ratio(case, variant, system, name)) is not None
+                    and (ratio if metric.larger_is_better else 1 / max(ratio, 1e-9)) > _NOTABLE
+                ]
+                if better:
+                    yield f"{case}, {variant}, {metric.label}: {', '.join(better)}"

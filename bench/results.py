@@ -1,0 +1,129 @@
+"""What a run measured: every raw sample, kept as JSON, and the sums that are made of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, Self
+
+from notifyq.errors import NotifyqError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+FORMAT = 1
+"""Of the file; a reader refuses others."""
+OURS = "notifyq"
+"""The system that all others are compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A quantity that samples have, and how a table shows it."""
+
+    label: str
+    unit: str
+    scale: float = 1
+    """What the value, in SI units, is multiplied by to be shown in `unit`."""
+    larger_is_better: bool = False
+    is_headline: bool = False
+    """Whether a table of its own and the list of who is ahead are made of it."""
+
+
+METRICS = {
+    "rate": Metric("rate", "messages/s", larger_is_better=True, is_headline=True),
+    "p50": Metric("p50", "ms", 1000, is_headline=True),
+    "p95": Metric("p95", "ms", 1000, is_headline=True),
+    "p99": Metric("p99", "ms", 1000, is_headline=True),
+    "server_cpu": Metric("server CPU", "µs/message", 1e6),
+    "worker_cpu": Metric("worker CPU", "µs/message", 1e6),
+    "wal": Metric("WAL", "bytes/message"),
+    "left": Metric("not handled", "messages"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement: a system, in a variant of a case, in a round."""
+
+    case: str
+    variant: str
+    system: str
+    round: int
+    values: dict[str, float]
+    """By the names of METRICS, in SI units."""
+    latencies: list[float] = field(default_factory=list)
+    """Seconds from the publisher's commit to the handler's start, of each message."""
+
+
+@dataclass(slots=True)
+class Results:
+    """All of a run."""
+
+    started: str
+    """ISO 8601, UTC."""
+    machine: dict[str, str]
+    settings: dict[str, str]
+    """Of the server."""
+    options: dict[str, Any]
+    """Of the run: sizes, rounds, cases."""
+    systems: dict[str, str] = field(default_factory=dict)
+    """Each system's version and settings, in a line."""
+    not_run: dict[str, str] = field(default_factory=dict)
+    """What was not measured, and why: a system, or a system in a case."""
+    samples: list[Sample] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all."""
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
+        partial.rename(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file that `write` made."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data.pop("format") != FORMAT:
+                raise NotifyqError(f"{path} has results of another version of notifyq bench")
+            samples = [Sample(**sample) for sample in data.pop("samples")]
+            return cls(**data, samples=samples)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise NotifyqError(f"{path} has no results of notifyq bench") from error
+
+    def median(self, case: str, variant: str, system: str, metric: str) -> float | None:
+        """Return the median over the rounds, or None where nothing was measured."""
+        found = [
+            sample.values[metric]
+            for sample in self.samples
+            if (sample.case, sample.variant, sample.system) == (case, variant, system)
+            and metric in sample.values
+        ]
+        return median(found) if found else None
+
+    def ratio(self, case: str, variant: str, system: str, metric: str) -> float | None:
+        """Return the system's median divided by notifyq's."""
+        theirs = self.median(case, variant, system, metric)
+        ours = self.median(case, variant, OURS, metric)
+        return theirs / ours if theirs is not None and ours else None
+
+    def names(self, attribute: str, case: str | None = None) -> list[str]:
+        """Return the cases, variants or systems that have samples, as they first appeared."""
+        chosen = (sample for sample in self.samples if case in {None, sample.case})
+        return list(dict.fromkeys(str(getattr(sample, attribute)) for sample in chosen))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that at least `percent` % of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def percentiles(latencies: Sequence[float]) -> dict[str, float]:
+    """Return p50, p95 and p99, by those names; nothing of nothing."""
+    if not latencies:
+        return {}
+    return {f"p{percent}": percentile(latencies, percent) for percent in (50, 95, 99)}
