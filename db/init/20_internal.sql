@@ -73,13 +73,15 @@ $$;
 
 create or replace function messages._publishing_key(queue text)
   returns bigint
-  language sql
+  language plpgsql
   immutable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
+begin
   -- Advisory keys are shared by the whole database: the seed keeps ours apart from other people's.
-  select hashtextextended(queue, 7305427001);
+  return hashtextextended(queue, 7305427001);
+end;
 $$;
 
 create or replace function messages._upkeep_key()

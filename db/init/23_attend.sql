@@ -16,13 +16,15 @@
 
 create or replace function messages._attended_key(queue text)
   returns bigint
-  language sql
+  language plpgsql
   immutable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
+begin
   -- The insert trigger has the same expression in its condition.
-  select hashtextextended(queue, 7305427004);
+  return hashtextextended(queue, 7305427004);
+end;
 $$;
 
 create or replace function messages.attend(queue text, eager boolean default true)

@@ -7,12 +7,14 @@
 
 create or replace function messages._watching_key(queue text, place integer)
   returns bigint
-  language sql
+  language plpgsql
   immutable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select hashtextextended(queue, 7305427100 + place);
+begin
+  return hashtextextended(queue, 7305427100 + place);
+end;
 $$;
 
 create or replace function messages.watch(queues text[], places integer default 4)

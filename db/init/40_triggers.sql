@@ -32,7 +32,8 @@ create or replace trigger schedule
   when (new.available_at > now() and new.state = 'waiting')
   execute function messages._schedule();
 
-create or replace function messages.announce(first_id bigint, queue text, is_due boolean)
+-- For several messages of one statement, from first_id on: one bell for each of their queues.
+create or replace function messages._announce_all(first_id bigint, insertion xid)
   returns void
   language plpgsql
   security definer
@@ -48,19 +49,7 @@ declare
   v_last bigint;
   v_waiting bigint;
   v_end bigint;
-  v_xmin xid;
 begin
-  if current_setting('transaction_isolation') = 'serializable' then
-    -- A look at what was inserted would make each publisher conflict with all others, so each row
-    -- speaks for itself. Equal bells of a transaction are one.
-    perform pg_advisory_xact_lock_shared(messages._publishing_key(announce.queue));
-    v_queue := messages._queue(announce.queue);
-    if announce.is_due then
-      perform messages._ring(v_queue, '');
-    end if;
-    return;
-  end if;
-  v_xmin := (select m.xmin from messages.message as m where m.id = first_id);
   for v_name, v_waiting, v_first, v_last, v_end in
     select m.queue,
       count(*) filter (where m.state = 'waiting'),
@@ -69,28 +58,23 @@ begin
       max(m.id)
     from messages.message as m
     where m.id >= first_id
-      and m.xmin = v_xmin
+      and m.xmin = insertion
     group by m.queue
     order by m.queue
   loop
     -- Another queue of the same statement may be attended.
     continue when not pg_try_advisory_xact_lock_shared(messages._attended_key(v_name));
-    -- Held to the end of the transaction, before the registry is read: drop_queue() waits for it,
-    -- else it could miss messages that are not committed yet and leave them without a queue.
     perform pg_advisory_xact_lock_shared(messages._publishing_key(v_name));
     v_queue := messages._queue(v_name);
     if v_last - v_first + 1 = v_waiting then
-      perform messages._ring(
-        v_queue,
-        case when v_first = v_last then v_first::text else format('%s-%s', v_first, v_last) end
-      );
+      perform messages._ring(v_queue, format('%s-%s', v_first, v_last));
     elsif v_waiting > 0 then
       -- Other sessions published in between. 1000 ids say as much as a million.
       perform messages._ring(v_queue, messages._compact(array(
         select m.id
         from messages.message as m
         where m.id >= first_id
-          and m.xmin = v_xmin
+          and m.xmin = insertion
           and m.queue = v_name
           and m.state = 'waiting'
         order by m.id
@@ -103,6 +87,39 @@ begin
       true
     );
   end loop;
+end;
+$$;
+
+create or replace function messages.announce(first_id bigint, queue text, is_due boolean)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_queue messages.queue;
+  v_xmin xid;
+  -- A look at what else was inserted would make each publisher conflict with all others.
+  v_is_alone boolean := current_setting('transaction_isolation') = 'serializable';
+begin
+  if not v_is_alone then
+    v_xmin := (select m.xmin from messages.message as m where m.id = first_id);
+    if exists (
+      select from messages.message as m where m.id > first_id and m.xmin = v_xmin
+    ) then
+      perform messages._announce_all(first_id, v_xmin);
+      return;
+    end if;
+  end if;
+  -- Held to the end of the transaction, before the registry is read: drop_queue() waits for it,
+  -- else it could miss messages that are not committed yet and leave them without a queue.
+  perform pg_advisory_xact_lock_shared(messages._publishing_key(announce.queue));
+  v_queue := messages._queue(announce.queue);
+  if announce.is_due then
+    -- Where each row speaks for itself, equal bells of a transaction become one.
+    perform messages._ring(v_queue, case when v_is_alone then '' else first_id::text end);
+  end if;
 end;
 $$;
 comment on function messages.announce(bigint, text, boolean) is
