@@ -8,7 +8,7 @@ PATIENCE = 1.0
 """Seconds that a message may wait for a slot before another worker may have it."""
 _AHEAD = 0.1
 """Seconds of work to have at hand: longer than a claim takes, shorter than anybody would notice."""
-_MOST = 500
+_MOST = 1000
 """Most messages at hand, however fast they are: as many as one statement finishes."""
 _WINDOW = 0.02
 """Seconds that one measurement lasts at least."""
