@@ -100,10 +100,18 @@ as $$
 declare
   v_queue messages.queue;
   v_xmin xid;
+  v_last bigint;
   -- A look at what else was inserted would make each publisher conflict with all others.
-  v_is_alone boolean := current_setting('transaction_isolation') = 'serializable';
+  v_is_serializable boolean := current_setting('transaction_isolation') = 'serializable';
 begin
-  if not v_is_alone then
+  begin
+    v_last := currval('messages.message_id_seq');
+  exception
+    when object_not_in_prerequisite_state then
+      v_last := 0;  -- the id was given
+  end;
+  -- A lone message is the last that this session has made: no need to look for others.
+  if v_last <> first_id and not v_is_serializable then
     v_xmin := (select m.xmin from messages.message as m where m.id = first_id);
     if exists (
       select from messages.message as m where m.id > first_id and m.xmin = v_xmin
@@ -118,7 +126,7 @@ begin
   v_queue := messages._queue(announce.queue);
   if announce.is_due then
     -- Where each row speaks for itself, equal bells of a transaction become one.
-    perform messages._ring(v_queue, case when v_is_alone then '' else first_id::text end);
+    perform messages._ring(v_queue, case when v_is_serializable then '' else first_id::text end);
   end if;
 end;
 $$;
