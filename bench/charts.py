@@ -63,5 +63,5 @@ def _draw_case(results: Results, case: str, name: str, folder: Path) -> Path | N
     figure.text(0.01, 0.005, fill(machine_line(results), 200), fontsize=5)
     figure.tight_layout(rect=(0, 0.03, 1, 1))
     path = folder / f"{case}-{name}.png"
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
     return path
