@@ -6,6 +6,7 @@ import ast
 import asyncio
 import io
 import sysconfig
+import threading
 import tokenize
 import warnings
 from collections import Counter
@@ -20,6 +21,10 @@ MODULES = "demo.modules"
 LIBRARY_QUEUE = "demo.library"
 
 app = App()
+
+_parsing = threading.Lock()
+"""CPython 3.11 counts the depth of the tree it builds, and the filters of its warnings, in one
+place for all threads: two that parse at once make each other fail."""
 
 
 class Source(BaseModel):
@@ -76,7 +81,7 @@ def index(path: str) -> Index:
     """
     code = (LIBRARY / path).read_bytes()
     try:
-        with warnings.catch_warnings():
+        with _parsing, warnings.catch_warnings():
             # Old test data has escapes that Python warns about; that is not our business.
             warnings.simplefilter("ignore", SyntaxWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
