@@ -66,7 +66,7 @@ begin
     continue when not pg_try_advisory_xact_lock_shared(messages._attended_key(v_name));
     perform pg_advisory_xact_lock_shared(messages._publishing_key(v_name));
     v_queue := messages._queue(v_name);
-    if v_last - v_first + 1 = v_waiting then
+    if v_waiting > 1 and v_last - v_first + 1 = v_waiting then
       perform messages._ring(v_queue, format('%s-%s', v_first, v_last));
     elsif v_waiting > 0 then
       -- Other sessions published in between. 1000 ids say as much as a million.

@@ -57,6 +57,18 @@ async def test_a_statement_over_several_queues_rings_each_once_with_its_own_ids(
     ]
 
 
+async def test_the_only_message_of_its_queue_in_a_statement_is_no_span(
+    connection: Connection, bells: Bells
+) -> None:
+    await value(connection, "create_queue", name="b")
+    await connection.execute(INTERLEAVED, "b", 3)
+    first = await connection.fetchval("select min(id) from messages.message")
+    assert [bell.payload for bell in await bells.heard()] == [
+        f"b:{first + 1}",
+        f"default:{first},{first + 2}",
+    ]
+
+
 async def test_the_ids_of_a_bell_are_those_of_its_queue(
     connection: Connection, bells: Bells
 ) -> None:
