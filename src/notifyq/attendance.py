@@ -33,6 +33,7 @@ _STUCK = 1.0
 _BUSY = 0.02
 """Seconds without a free slot after which a worker does not answer the bell."""
 _AT_ONCE = 0.0
+"""Seconds to wait where a look is owed."""
 _RETRY_ATTEND, _RETRY_WATCH = 0.2, 1.0
 """Seconds before what was refused is tried again."""
 _NEVER = 60.0

@@ -11,7 +11,6 @@ select messages.publish(
   queue => $1, message => $2::text::jsonb, priority => $3, delay => $4, available_at => $5,
   type => $6, headers => $7::text::jsonb, dedup_key => $8)
 """
-NOW = "select clock_timestamp()"
 # A transaction that waits for the source of its stream is not one that was forgotten.
 PATIENCE = "set local idle_in_transaction_session_timeout = 0"
 PUBLISH_MANY = """
