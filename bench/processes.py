@@ -124,7 +124,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), patience)
+            async with asyncio.timeout(patience):
+                await process.wait()
 
 
 async def call(command: Command, timeout: float = 60) -> str:

@@ -175,8 +175,9 @@ class Bells:
         """
         self._count += 1
         await self._listener.execute("select pg_notify($1, $2)", self._FENCE, str(self._count))
-        while await asyncio.wait_for(self._fences.get(), 10) != str(self._count):
-            pass
+        async with asyncio.timeout(10):
+            while await self._fences.get() != str(self._count):
+                pass
         heard, self._heard = self._heard, []
         return [bell for bell in heard if bell.channel == channel]
 

@@ -175,7 +175,8 @@ class Promises:
         while not await self._from_home(self.ask(sql.RING, channel)):  # noqa: ASYNC110
             await asyncio.sleep(_LAST_CHECK)  # the server was not there to ask
         with suppress(TimeoutError):
-            await asyncio.wait_for(heard.wait(), _HEARS_WITHIN)
+            async with asyncio.timeout(_HEARS_WITHIN):
+                await heard.wait()
         return heard.is_set()
 
     async def _from_home(self, call: Coroutine[Any, Any, Any]) -> Any:

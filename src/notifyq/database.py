@@ -200,7 +200,8 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is not None:
             try:
-                await asyncio.wait_for(pool.close(), 5)
+                async with asyncio.timeout(5):
+                    await pool.close()
             except TimeoutError:
                 pool.terminate()
 

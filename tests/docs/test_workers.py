@@ -64,7 +64,8 @@ async def work(app: notifyq.App) -> None:
 
     worker = app.worker(sink=sink)
     working = asyncio.create_task(app.work(worker))
-    await asyncio.wait_for(listening.wait(), 10)
+    async with asyncio.timeout(10):
+        await listening.wait()
 
     async def is_done() -> bool:
         return not await app.archive.live()

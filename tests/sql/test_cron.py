@@ -49,7 +49,8 @@ async def test_pg_cron_ends_expired_locks_and_rings_with_no_worker_alive(
 
     # 1.4 knows minutes only; every later version was asked for 10 seconds.
     patience = 65 if jobs[0]["schedule"] == "* * * * *" else 15
-    bells = [await asyncio.wait_for(heard.get(), patience), await asyncio.wait_for(heard.get(), 5)]
+    async with asyncio.timeout(patience):
+        bells = [await heard.get(), await heard.get()]
     assert {(bell.channel, bell.payload) for bell in bells} == {
         ("dead_message", f"cron:{left}"),
         ("new_message", f"cron:{waiting}"),

@@ -236,7 +236,8 @@ async def test_a_thread_that_was_stuck_gives_its_slot_to_what_waits() -> None:
         await turns()
         assert not ran.is_set()
         let_go.set()
-        await asyncio.wait_for(ran.wait(), 5)
+        async with asyncio.timeout(5):
+            await ran.wait()
         await stage.until_settled()
 
 

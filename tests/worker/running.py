@@ -66,7 +66,8 @@ async def working(
         yield worker
     finally:
         worker.stop()
-        await asyncio.wait_for(task, seconds)
+        async with asyncio.timeout(seconds):
+            await task
 
 
 async def statuses(connection: Connection, queue: str | None = None) -> dict[str, int]:

@@ -266,7 +266,8 @@ async def test_a_worker_that_finds_no_server_for_too_long_ends_with_the_reason(
         proxy.is_closed = True
         proxy.cut()
         with pytest.raises(DatabaseUnavailableError, match="is the server running"):
-            await asyncio.wait_for(work, 20)
+            async with asyncio.timeout(20):
+                await work
         assert len(events.of(WorkerStopped)) == 1
 
 
@@ -283,7 +284,8 @@ async def test_a_stop_is_not_kept_waiting_by_a_server_that_is_gone(
         proxy.cut()
         await events.wait(ListenerLost)
         worker.stop()
-        await asyncio.wait_for(work, 30)
+        async with asyncio.timeout(30):
+            await work
         assert len(events.of(WorkerStopped)) == 1
 
 

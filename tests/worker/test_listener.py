@@ -211,4 +211,5 @@ async def test_it_gives_up_when_the_server_stays_away(
         proxy.is_closed = True
         proxy.cut()
         with pytest.raises(DatabaseUnavailableError):
-            await asyncio.wait_for(asyncio.shield(listener.failed), 20)
+            async with asyncio.timeout(20):
+                await asyncio.shield(listener.failed)

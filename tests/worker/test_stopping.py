@@ -119,7 +119,8 @@ async def test_messages_of_a_claim_that_a_stop_overtakes_go_back_unhandled(
         return messages
 
     monkeypatch.setattr(Inbox, "claim", claim)
-    await asyncio.wait_for(app.work(worker), 20)
+    async with asyncio.timeout(20):
+        await app.work(worker)
     assert handled == []
     assert await live_states(connection) == [("waiting", 0, None)] * 3
     assert events.of(WorkerStopped)[0].released == 3
@@ -145,7 +146,8 @@ async def test_a_handler_may_stop_its_own_worker(
         await app.create_queues()
         await app.publish(queue, None)
         workers[:] = [app.worker(queues=[queue], sink=events, poll=60)]
-        await asyncio.wait_for(app.work(workers[0]), 20)
+        async with asyncio.timeout(20):
+            await app.work(workers[0])
     # With two stops a thread may be given up in the moment that it ends.
     assert len(events.of(WorkerStopped)) == 2
     locked = await connection.fetchval(
@@ -160,7 +162,8 @@ async def test_a_stop_before_the_start_ends_it_at_once(app: App, events: Events)
     app.handler("q")(lambda: None)
     worker = app.worker(sink=events)
     worker.stop()
-    await asyncio.wait_for(app.work(worker), 20)
+    async with asyncio.timeout(20):
+        await app.work(worker)
     assert events.of(MessagesClaimed) == []
 
 
@@ -286,7 +289,8 @@ class Process:
         """Wait until so many handlers have begun."""
         assert self._process.stdout is not None
         for _ in range(quantity):
-            line = await asyncio.wait_for(self._process.stdout.readline(), 20)
+            async with asyncio.timeout(20):
+                line = await self._process.stdout.readline()
             assert line == b"started\n"
 
     def send(self, number: signal.Signals) -> None:
@@ -294,7 +298,8 @@ class Process:
 
     async def ended(self, seconds: float = 20) -> int:
         """Wait for its end and return its exit code."""
-        return await asyncio.wait_for(self._process.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            return await self._process.wait()
 
 
 @asynccontextmanager

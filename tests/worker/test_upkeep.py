@@ -76,7 +76,8 @@ async def test_a_long_run_does_not_pile_up_objects(app: App, connection: Connect
     )
     worker = app.worker(concurrency=100, sink=lambda _: None)
     task = asyncio.create_task(app.work(worker))
-    await asyncio.wait_for(done.wait(), 60)
+    async with asyncio.timeout(60):
+        await done.wait()
     worker.stop()
     await task
     # A hundred messages are handled at a time, a thousand more are at hand, and as many wait to be

@@ -67,7 +67,8 @@ class Supervisor:
     async def pause(self, seconds: float) -> None:
         """Wait so long, or until the stop."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self.stopping.wait()
 
     def _stop(self) -> None:
         self._stops += 1
