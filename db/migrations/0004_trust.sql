@@ -1,0 +1,8 @@
+-- Trust: who may use which queue, bounds of a payload, and which server the positions are of.
+-- breaking: no
+-- needs: owner
+--
+-- owns:    nothing
+-- writes:  nothing
+-- calls:   nothing
+-- raises:  nothing
