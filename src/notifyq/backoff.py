@@ -53,6 +53,14 @@ def is_lost(error: BaseException) -> bool:
     )
 
 
+def is_away(error: BaseException) -> bool:
+    """Whether there was no server that could answer: none, or one that starts or shuts down."""
+    return is_lost(error) or isinstance(
+        error,
+        asyncpg.CannotConnectNowError | asyncpg.AdminShutdownError | asyncpg.CrashShutdownError,
+    )
+
+
 def is_passing(error: BaseException) -> bool:
     """Whether the same call may succeed a little later, on this connection or a new one."""
     if isinstance(error, asyncpg.InterfaceError):
@@ -60,6 +68,18 @@ def is_passing(error: BaseException) -> bool:
         # be one too, and then ends with the retries.
         return not isinstance(error, asyncpg.ClientConfigurationError)
     return isinstance(error, _PASSING) and not isinstance(error, asyncio.CancelledError)
+
+
+_JITTER = wait_random(0, 0.5)
+_UNTIL_BACK = wait_exponential(multiplier=0.1, max=1) + _JITTER
+_UNTIL_ABLE = wait_exponential(multiplier=0.1, max=5) + _JITTER
+
+
+def _wait(state: RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome else None
+    # A server that is away costs nothing to ask, and work shall go on as soon as it is back; one
+    # that answers "too many" or "read-only" is spared.
+    return (_UNTIL_BACK if error is None or is_away(error) else _UNTIL_ABLE)(state)
 
 
 def retrying(what: str, log: logging.Logger, lasting: timedelta) -> AsyncRetrying:
@@ -79,7 +99,7 @@ def retrying(what: str, log: logging.Logger, lasting: timedelta) -> AsyncRetryin
     return AsyncRetrying(
         retry=retry_if_exception(is_passing),
         stop=stop_after_delay(lasting),
-        wait=wait_exponential(multiplier=0.1, max=5) + wait_random(0, 0.5),
+        wait=_wait,
         before_sleep=before_sleep,
         reraise=True,
     )
