@@ -27,6 +27,9 @@ _STATEMENT = re.compile(
 # The installer's own record of which version it has installed.
 _BOOKKEEPING = re.compile(r"(?:insert into|from) messages\.schema_version", re.IGNORECASE)
 
+# They judge what the functions have done, and move rows in time: no function does that.
+_BESIDE = ("chaos/", "testing/")
+
 
 def name(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
@@ -81,7 +84,7 @@ def test_statements_are_in_one_module() -> None:
     found = [
         f"{name(path)}: {line.strip()}"
         for path in MODULES
-        if name(path) != "sql.py"
+        if name(path) != "sql.py" and not name(path).startswith(_BESIDE)
         for line in strings(path)
         if _STATEMENT.search(line)
         and not (name(path).startswith("migrate/") and _BOOKKEEPING.search(line))

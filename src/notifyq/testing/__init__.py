@@ -1,0 +1,5 @@
+"""For tests of programs that use notifyq: `Sandbox`, and fixtures in `notifyq.testing.plugin`."""
+
+from notifyq.testing.sandbox import Sandbox
+
+__all__ = ["Sandbox"]

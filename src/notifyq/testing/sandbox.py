@@ -1,0 +1,166 @@
+"""An App on a database of its own, with time that moves when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+from unittest.mock import ANY
+
+from pydantic_core import to_jsonable_python
+
+from notifyq.executor import Cause, Execution
+from notifyq.handlers import Handler, seconds
+from notifyq.inbox import Inbox
+from notifyq.model import ArchivedMessage, Failed, Message, Rejected
+from notifyq.threads import Threads
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from notifyq.app import App
+
+_ALL = 10_000
+_SHOWN = 10
+# The rows go into the past, since no function of the schema reads a clock that could be set.
+_ADVANCE = """
+update messages.message
+set created_at = created_at - $1::interval,
+  available_at = available_at - $1::interval,
+  locked_at = locked_at - $1::interval,
+  lock_expires_at = lock_expires_at - $1::interval
+"""
+_UPKEEP = "select messages.stage_due(), messages.reap()"
+
+
+class Sandbox:
+    """For as long as it is open, its App publishes into the database of `dsn`.
+
+    Nothing runs by itself: `drain()` calls the handlers, one after the other, on the test's own
+    event loop. The database must have the schema and be nobody else's; the fixture `notifyq_dsn`
+    gives such a one. `dsn` must be that of its owner, since `advance()` changes rows.
+    """
+
+    def __init__(self, app: App, dsn: str) -> None:
+        self.app = app
+        self.dsn = dsn
+
+    async def __aenter__(self) -> Self:
+        """Take the App over, and create the queues of its handlers."""
+        await self.app.close()
+        self._dsn, self.app.dsn = self.app.dsn, self.dsn
+        await self.app.create_queues()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Give the App back as it was, without connections."""
+        await self.app.close()
+        self.app.dsn = self._dsn
+
+    async def published(
+        self,
+        queue: str | Handler[..., Any],
+        payload: Any = ANY,
+        *,
+        times: int | None = 1,
+        **fields: Any,
+    ) -> list[Message | ArchivedMessage]:
+        """Assert that such a message was published `times` times (None: at all); return them.
+
+        `payload` is compared as JSON, so it may be a model; `fields` are attributes of `Message`
+        such as `priority` or `dedup_key`. Messages count whether they were handled or not.
+        """
+        name = queue.queue if isinstance(queue, Handler) else queue
+        archive = self.app.archive
+        everything: list[Message | ArchivedMessage] = [
+            *await archive.finished(name, quantity=_ALL),
+            *await archive.live(name, quantity=_ALL),
+        ]
+        everything.sort(key=lambda message: message.id)
+        found = [
+            message
+            for message in everything
+            if _is_json(payload, message)
+            and all(getattr(message, field) == value for field, value in fields.items())
+        ]
+        if len(found) != times and not (found and times is None):
+            wanted = "" if payload is ANY else f" {payload!r}"
+            wanted += "".join(f", {field} {value!r}" for field, value in fields.items())
+            raise AssertionError(
+                f"{_count(len(found))}{wanted} in queue {name!r}, "
+                f"expected {'some' if times is None else times}; published were:\n"
+                + "\n".join(f"  {_line(message)}" for message in everything[:_SHOWN])
+                + ("\n  …" if len(everything) > _SHOWN else "" if everything else "  nothing")
+            )
+        return found
+
+    async def drain(
+        self, *queues: str | Handler[..., Any], check: bool = True, most: int = 1000
+    ) -> list[ArchivedMessage]:
+        """Handle all that is due, also what handlers publish; return the messages that are done.
+
+        With `check` the first attempt that does not succeed is an AssertionError that says why.
+        Messages that wait for a later time, as for their next attempt, stay: see `advance()`.
+        More than `most` messages are an error, for handlers may publish to each other for ever.
+        """
+        names = [q.queue if isinstance(q, Handler) else q for q in queues]
+        names = names or list(self.app.registry.queues())
+        inbox = Inbox(self.app.database, "sandbox")
+        threads = Threads()
+        handled: list[int] = []
+        try:
+            while messages := await inbox.claim(names, 1, thorough=True):
+                (message,) = messages
+                await self._handle(inbox, threads, message, check=check)
+                handled.append(message.id)
+                if len(handled) > most:
+                    raise AssertionError(
+                        f"more than {most} messages: do handlers publish to each other for ever? "
+                        f"The last was {_line(message)}"
+                    )
+        finally:
+            threads.close()
+            await inbox.close()
+        found = [await self.app.archive.find(message_id) for message_id in dict.fromkeys(handled)]
+        return [message for message in found if isinstance(message, ArchivedMessage)]
+
+    async def advance(self, by: timedelta | float) -> None:
+        """Let a time pass, in seconds: messages fall due, and locks expire."""
+        database = self.app.database
+        await database.fetch(_ADVANCE, seconds(by))
+        await database.fetch(_UPKEEP)
+
+    async def _handle(
+        self, inbox: Inbox, threads: Threads, message: Message, *, check: bool
+    ) -> None:
+        handler = self.app.registry[message.queue]
+        execution = Execution(handler, message)
+        timer = None
+        if handler.timeout is not None:
+            loop = asyncio.get_running_loop()
+            limit = handler.timeout.total_seconds()
+            timer = loop.call_later(limit, execution.stop, Cause.TIMEOUT)
+        outcome = await execution.outcome(threads)
+        if timer is not None:
+            timer.cancel()
+        await inbox.settle(message, outcome)
+        if check and isinstance(outcome, Failed | Rejected):
+            reason = outcome.details if isinstance(outcome, Failed) else outcome.reason
+            raise AssertionError(f"{_line(message)} did not succeed: {reason}")
+
+
+def _is_json(expected: Any, message: Message | ArchivedMessage) -> bool:
+    found = message.payload()
+    if found == expected:
+        return True
+    with suppress(ValueError):
+        return bool(found == to_jsonable_python(expected))
+    return False
+
+
+def _count(number: int) -> str:
+    return f"{number or 'no'} message{'' if number == 1 else 's'}"
+
+
+def _line(message: Message | ArchivedMessage) -> str:
+    return f"message {message.id} of queue {message.queue!r}: {message.message}"

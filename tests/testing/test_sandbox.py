@@ -1,0 +1,141 @@
+"""The sandbox: what the tests of other programs rely on."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+from pydantic import BaseModel
+
+from database import ROOT, Connection
+from docs.pages import blocks
+from notifyq import App
+from notifyq.testing import Sandbox
+
+
+class Pair(BaseModel):
+    """A payload."""
+
+    left: int
+    right: str
+
+
+@pytest.fixture
+async def sandbox(database: str) -> AsyncIterator[Sandbox]:
+    app = App("postgresql://nowhere.invalid/x")
+
+    @app.handler("pairs", max_attempts=2, backoff=100, timeout=0.2)
+    async def pairs(pair: Pair) -> int:
+        if pair.left < 0:
+            raise ValueError("negative")
+        if pair.left == 0:
+            await asyncio.sleep(60)
+        return pair.left
+
+    @app.handler("echo")
+    async def echo(payload: object) -> None:
+        await app.publish("echo", payload)
+
+    async with Sandbox(app, database) as sandbox:
+        yield sandbox
+    assert app.dsn == "postgresql://nowhere.invalid/x"
+
+
+async def test_published_finds_by_payload_and_fields(sandbox: Sandbox) -> None:
+    publish = sandbox.app.publish
+    first = await publish("pairs", Pair(left=1, right="a"), priority=3)
+    second = await publish("pairs", {"left": 1, "right": "b"}, dedup_key="k")
+    cases: list[tuple[Any, dict[str, Any], list[int]]] = [
+        (Pair(left=1, right="a"), {}, [first]),
+        ({"left": 1, "right": ANY}, {}, [first, second]),
+        (ANY, {"dedup_key": "k"}, [second]),
+        (ANY, {"priority": 3}, [first]),
+        ({"left": 2, "right": "a"}, {}, []),
+    ]
+    for payload, fields, expected in cases:
+        found = await sandbox.published("pairs", payload, times=len(expected), **fields)
+        assert [message.id for message in found] == expected
+    assert len(await sandbox.published("pairs", times=None)) == 2
+    await sandbox.drain()
+    await sandbox.published("pairs", times=2)
+
+
+async def test_what_was_not_published_is_told_with_what_was(sandbox: Sandbox) -> None:
+    await sandbox.app.publish("pairs", {"left": 1, "right": "a"})
+    with pytest.raises(AssertionError) as error:
+        await sandbox.published("pairs", {"left": 2}, priority=1)
+    text = str(error.value)
+    assert "no messages {'left': 2}, priority 1 in queue 'pairs', expected 1" in text
+    assert '"right": "a"' in text
+    with pytest.raises(AssertionError, match="expected some; published were:\n  nothing"):
+        await sandbox.published("echo", times=None)
+
+
+async def test_drain_tells_why_a_message_did_not_succeed(sandbox: Sandbox) -> None:
+    await sandbox.app.publish("pairs", {"left": -1, "right": "a"})
+    with pytest.raises(AssertionError, match="did not succeed: ValueError: negative"):
+        await sandbox.drain("pairs")
+    await sandbox.app.publish("pairs", "text")
+    with pytest.raises(AssertionError, match="the payload is not valid"):
+        await sandbox.drain("pairs")
+
+
+async def test_a_handler_past_its_timeout_is_stopped(sandbox: Sandbox) -> None:
+    await sandbox.app.publish("pairs", {"left": 0, "right": "a"})
+    with pytest.raises(AssertionError, match="took longer than its timeout"):
+        await sandbox.drain()
+
+
+async def test_retries_wait_until_time_passes(sandbox: Sandbox) -> None:
+    await sandbox.app.publish("pairs", {"left": -1, "right": "a"})
+    assert await sandbox.drain(check=False) == []
+    assert await sandbox.drain(check=False) == []
+    await sandbox.advance(timedelta(seconds=101))
+    (failed,) = await sandbox.drain(check=False)
+    assert (failed.status, failed.attempts) == ("failed", 2)
+
+
+async def test_time_that_passes_ends_locks(sandbox: Sandbox, connection: Connection) -> None:
+    await sandbox.app.publish("pairs", {"left": 1, "right": "a"})
+    await connection.fetch("select * from messages.claim()")
+    assert await sandbox.drain() == []
+    await sandbox.advance(61)
+    await sandbox.advance(101)  # the backoff of its second attempt
+    (done,) = await sandbox.drain()
+    assert (done.status, done.attempts) == ("success", 2)
+
+
+async def test_handlers_that_publish_for_ever_are_stopped(sandbox: Sandbox) -> None:
+    await sandbox.app.publish("echo", 1)
+    with pytest.raises(AssertionError, match="more than 20 messages"):
+        await sandbox.drain(most=20)
+
+
+def test_the_page_on_testing_shows_the_sample_project() -> None:
+    shown = blocks(ROOT / "docs/testing.md", "py")
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "workers/shop").glob("*.py")]
+    assert len(shown) == 4
+    assert [block for block in shown if not any(block.text in text for text in sources)] == []
+
+
+def test_the_sample_project_passes_with_a_server_of_its_own_and_with_a_given_one(
+    server: str,
+) -> None:
+    for options in ([], [f"--notifyq-dsn={server}"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+            cwd=ROOT / "workers/shop",
+            env={name: text for name, text in os.environ.items() if "NOTIFYQ" not in name}
+            | {"PYTHONPATH": str(ROOT / "workers/shop")},
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "3 passed" in done.stdout
