@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from notifyq.admin import Admin, Policy
 from notifyq.archive import Archive
 from notifyq.config import DatabaseSettings, WorkerSettings, dsn_from_environment
 from notifyq.database import Database
 from notifyq.deadletters import DeadLetters
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, SchemaError
 from notifyq.events import log_sink
 from notifyq.handlers import Handler, P, R, Registry, make_handler, seconds
 from notifyq.publisher import Publisher
@@ -17,9 +17,13 @@ from notifyq.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
-    from datetime import timedelta
+    from datetime import datetime, timedelta
 
     from notifyq.events import Sink
+    from notifyq.handlers import Middleware
+
+F = TypeVar("F", bound="Callable[..., Any]")
+M = TypeVar("M", bound="Middleware")
 
 
 class App:
@@ -90,8 +94,9 @@ class App:
         """Register a function, async or sync, as the handler of a queue.
 
         It takes the payload, validated as the parameter's annotation says, and, where a parameter
-        is annotated `notifyq.Message`, the message itself. What it returns is archived as JSON.
-        `Reject` archives the message as rejected, `Retry` and any other exception end the attempt.
+        is annotated `notifyq.Message`, the message itself; one annotated with the type of a
+        `resource` registered before gets that. What it returns is archived as JSON. `Reject`
+        archives the message as rejected, `Retry` and any other exception end the attempt.
 
         A handler that runs longer than `timeout` is stopped and has failed. While it runs, its lock
         is extended; with `heartbeat=False` it is not, and a handler that outlives its lock is
@@ -112,6 +117,7 @@ class App:
             handler = make_handler(
                 queue,
                 function,
+                resources=self.registry.resources,
                 publisher=self.publish,
                 policy=policy,
                 timeout=seconds(timeout),
@@ -122,6 +128,26 @@ class App:
             return handler
 
         return register
+
+    def resource(self, function: F) -> F:
+        """Register what handlers share: whoever is annotated with the type it gives, gets it.
+
+        The function returns it, or yields it and closes it behind the `yield`; async or not, it
+        runs on the event loop. A worker opens, when it starts, what its handlers take, in the order
+        of registration, and closes it in reverse after the last handler has ended. A resource may
+        take others that are registered before it.
+        """
+        self.registry.resources.add(function)
+        return function
+
+    def middleware(self, function: M) -> M:
+        """Run `await function(message, call)` around each handler; the first one is the outermost.
+
+        `await call()` runs what is inside and returns its result; what the function returns or
+        raises counts as the handler's own.
+        """
+        self.registry.middleware.append(function)
+        return function
 
     async def publish(self, queue: str, payload: Any, **options: Any) -> int:
         """Publish one message and return its id; the options are those of `Publisher.publish`."""
@@ -138,10 +164,15 @@ class App:
         return Publisher(self.database).publish_stream(queue, payloads, **options)
 
     def dead_letters(
-        self, queue: str | None = None, *, seen: str | None = None, sink: Sink = log_sink
+        self,
+        queue: str | None = None,
+        *,
+        seen: str | None = None,
+        since: datetime | None = None,
+        sink: Sink = log_sink,
     ) -> DeadLetters:
-        """Follow messages as they die, from the snapshot `seen` on; None begins now."""
-        return DeadLetters(self.database, queue=queue, seen=seen, sink=sink)
+        """Follow messages as they die, from a position or an instant on; by default from now on."""
+        return DeadLetters(self.database, queue=queue, seen=seen, since=since, sink=sink)
 
     async def create_queues(self, queues: Sequence[str] = ()) -> list[str]:
         """Create the queues of the handlers where they are missing; return those that were."""
@@ -174,4 +205,9 @@ class App:
         async with self:
             await self.admin.check_schema()
             await self.create_queues(worker.queues)
-            await worker.run()
+            try:
+                await worker.run()
+            except SchemaError:
+                # A call that the schema does not know: the versions tell what to do about it.
+                await self.admin.check_schema()
+                raise

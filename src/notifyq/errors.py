@@ -3,6 +3,7 @@
 NotifyqError
 ├─ ConfigurationError (ValueError)
 ├─ ServerError                      the embedded server cannot be found or started
+├─ ResourceError                    what handlers share could not be opened
 ├─ DatabaseUnavailableError         no connection, and the retries are used up
 ├─ AccessDeniedError                the database user may not do this
 ├─ SchemaError
@@ -14,7 +15,9 @@ NotifyqError
    ├─ InvalidArgumentError   NQ003
    ├─ QueueNotEmptyError     NQ005
    ├─ OutdatedSchemaError    NQ901
-   └─ IncompleteInstallError NQ902
+   ├─ IncompleteInstallError NQ902
+   ├─ RestoredDatabaseError  NQ903
+   └─ ForeignPositionError   NQ904
 
 asyncpg raises the classes that carry an SQLSTATE by itself: deriving from its PostgresError
 registers them, so nothing maps codes and no text of an error is ever read.
@@ -33,6 +36,10 @@ class ConfigurationError(NotifyqError, ValueError):
 
 class ServerError(NotifyqError):
     """The embedded PostgreSQL cannot be found, started or stopped."""
+
+
+class ResourceError(NotifyqError):
+    """A resource that handlers take could not be opened; `__cause__` says why."""
 
 
 class DatabaseUnavailableError(NotifyqError):
@@ -56,7 +63,7 @@ class SchemaTooOldError(SchemaError):
 
 
 class SchemaTooNewError(SchemaError):
-    """The schema is newer than this version knows."""
+    """The schema is newer than this version knows, and no longer serves it."""
 
 
 class DatabaseError(NotifyqError, asyncpg.PostgresError):
@@ -91,3 +98,15 @@ class IncompleteInstallError(DatabaseError):
     """Something that an install must have is missing."""
 
     sqlstate = "NQ902"
+
+
+class RestoredDatabaseError(DatabaseError):
+    """The database was restored from another server: `notifyq migrate --adopt` takes it over."""
+
+    sqlstate = "NQ903"
+
+
+class ForeignPositionError(DatabaseError):
+    """The position was taken on another server, before a restore, or is ahead of this one."""
+
+    sqlstate = "NQ904"

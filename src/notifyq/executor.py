@@ -17,7 +17,9 @@ from notifyq.handlers import Reject, Retry
 from notifyq.model import Failed, Message, Outcome, Rejected, Released, Status, Success
 
 if TYPE_CHECKING:
-    from notifyq.handlers import Handler
+    from collections.abc import Awaitable, Callable
+
+    from notifyq.handlers import Handler, Middleware
     from notifyq.threads import Threads
 
 _DETAILS = 8000
@@ -82,24 +84,28 @@ class Execution:
         return self._success(result)
 
     def _payload(self) -> Any:
-        if "payload" not in self.handler.takes:
+        if not self.handler.takes_payload:
             return None
         if self.handler.payload is None:
             return self.message.payload()
         return self.handler.payload.validate_json(self.message.message)
 
     async def _call(self, payload: Any, threads: Threads) -> Any:
-        args = [payload if name == "payload" else self.message for name in self.handler.takes]
-        function = self.handler.function
-        if self.handler.message_names:
-            function = partial(function, **dict.fromkeys(self.handler.message_names, self.message))
+        handler = self.handler
+        args = [payload if slot == "payload" else self.message for slot in handler.takes]
+        function = handler.function
+        if handler.names:
+            slots = {"payload": payload, "message": self.message}
+            function = partial(function, **{name: slots[slot] for name, slot in handler.names})
+        call = function if handler.is_async else partial(threads.run, function)
+        if handler.middleware:
+            call = _around(call, args, self.message, handler.middleware)
+            args = []
         self.task = self.task or asyncio.current_task()
         # Only while the task is inside the handler may it be cancelled: past that it settles.
         self.is_running = True
         try:
-            if self.handler.is_async:
-                return await function(*args)
-            return await threads.run(function, *args)
+            return await call(*args)
         finally:
             self.is_running = False
             if self.cause is not None and self.task is not None:
@@ -138,6 +144,18 @@ class Execution:
         if "\\u0000" in text and _NUL.search(text):
             return Failed("the result has the character \\u0000, which PostgreSQL cannot store")
         return Success(text)
+
+
+def _around(
+    call: Callable[..., Awaitable[Any]],
+    args: list[Any],
+    message: Message,
+    middleware: tuple[Middleware, ...],
+) -> Callable[[], Awaitable[Any]]:
+    inner: Callable[[], Awaitable[Any]] = partial(call, *args)
+    for outer in reversed(middleware):
+        inner = partial(outer, message, inner)
+    return inner
 
 
 def describe(error: BaseException) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import typing
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
@@ -12,10 +13,13 @@ from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
 from notifyq.admin import Policy
 from notifyq.errors import ConfigurationError
 from notifyq.model import Message
+from notifyq.resources import Resources, hints, name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from datetime import timedelta
+
+    Middleware = Callable[[Message, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,10 +66,16 @@ class Handler(Generic[P, R]):
     result: TypeAdapter[Any] | None = field(repr=False)
     takes: tuple[str, ...]
     """What the function is called with, in order: `payload`, `message`, or both."""
+    names: tuple[tuple[str, str], ...]
+    """Parameters that are given one of them by name, since their place would be another's."""
+    resources: tuple[tuple[str, Any], ...]
+    """Parameters that are given a resource, and the type of each."""
+    takes_payload: bool
+    """Whether the payload is of any interest; else it is not even decoded."""
     is_async: bool
     """Whether the function is run on the event loop; otherwise it runs in a thread."""
-    message_names: tuple[str, ...] = ()
-    """Parameters that are given the message by name, since their place would be another's."""
+    middleware: tuple[Middleware, ...] = ()
+    """What runs around the function, the outermost first; a worker sets it."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, as in a unit test."""
@@ -77,19 +87,34 @@ class Handler(Generic[P, R]):
 
 
 class Registry:
-    """Handlers by queue; one for each queue."""
+    """Handlers by queue, one for each queue; what they share, and what runs around them."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler[Any, Any]] = {}
+        self.resources = Resources()
+        self.middleware: list[Middleware] = []
 
     def add(self, handler: Handler[Any, Any]) -> None:
         """Register a handler; a second one for the same queue is an error."""
         other = self._handlers.setdefault(handler.queue, handler)
         if other is not handler:
             raise ConfigurationError(
-                f"queue {handler.queue!r} has the handler {_name(other.function)} already: "
-                f"{_name(handler.function)} needs a queue of its own"
+                f"queue {handler.queue!r} has the handler {name(other.function)} already: "
+                f"{name(handler.function)} needs a queue of its own"
             )
+
+    @asynccontextmanager
+    async def opened(
+        self, queues: Iterable[str], given: Mapping[Any, Any] | None = None
+    ) -> AsyncIterator[dict[str, Handler[Any, Any]]]:
+        """Give the handlers of these queues, ready to be called, while their resources are open."""
+        handlers = [self[queue] for queue in queues]
+        wanted = [kind for handler in handlers for _, kind in handler.resources]
+        async with self.resources.opened(wanted, given or {}) as values:
+            yield {
+                handler.queue: _bound(handler, values, tuple(self.middleware))
+                for handler in handlers
+            }
 
     def __getitem__(self, queue: str) -> Handler[Any, Any]:
         return self._handlers[queue]
@@ -102,10 +127,20 @@ class Registry:
         return tuple(self._handlers)
 
 
+def _bound(
+    handler: Handler[Any, Any], values: Mapping[Any, Any], middleware: tuple[Middleware, ...]
+) -> Handler[Any, Any]:
+    if not handler.resources and not middleware:
+        return handler
+    arguments = {parameter: values[kind] for parameter, kind in handler.resources}
+    return replace(handler, function=partial(handler.function, **arguments), middleware=middleware)
+
+
 def make_handler(
     queue: str,
     function: Callable[P, R],
     *,
+    resources: Resources,
     publisher: Callable[..., Awaitable[int]],
     policy: Policy,
     timeout: timedelta | None,
@@ -113,7 +148,7 @@ def make_handler(
     lock_timeout: timedelta | None,
 ) -> Handler[P, R]:
     """Read a function's signature: what it takes, and as what its payload is validated."""
-    takes, message_names, payload_type = _parameters(function)
+    signature = _Signature(function, resources)
     return Handler(
         queue=queue,
         function=function,
@@ -122,48 +157,58 @@ def make_handler(
         heartbeat=heartbeat,
         lock_timeout=lock_timeout,
         publisher=publisher,
-        payload=_adapter(function, payload_type),
-        result=_adapter(function, _hints(function).get("return", Any)),
-        takes=takes,
+        payload=_adapter(function, signature.payload),
+        result=_adapter(function, signature.hints.get("return", Any)),
+        takes=tuple(signature.takes),
+        names=tuple(signature.names),
+        resources=tuple(signature.resources),
+        takes_payload=signature.takes_payload,
         is_async=inspect.iscoroutinefunction(function),
-        message_names=message_names,
     )
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], Any]:
-    hints = _hints(function)
-    takes: list[str] = []
-    message_names: list[str] = []
-    payload_type: Any = Any
-    is_by_name = False
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
-            continue
-        is_by_name |= parameter.kind is parameter.KEYWORD_ONLY
-        if hints.get(parameter.name) is Message and is_by_name:
-            message_names.append(parameter.name)
-        elif hints.get(parameter.name) is Message:
-            takes.append("message")
-        elif "payload" not in takes and parameter.kind is not parameter.KEYWORD_ONLY:
-            takes.append("payload")
-            payload_type = hints.get(parameter.name, Any)
-        elif parameter.default is parameter.empty:
-            raise ConfigurationError(
-                f"{_name(function)} cannot be a handler: it may take the payload and a "
-                f"notifyq.Message, but parameter {parameter.name!r} would get nothing"
-            )
+class _Signature:
+    """Which parameter of a handler gets what."""
+
+    def __init__(self, function: Callable[..., Any], known: Resources) -> None:
+        self.hints = hints(function)
+        self.takes: list[str] = []
+        self.names: list[tuple[str, str]] = []
+        self.resources: list[tuple[str, Any]] = []
+        self.payload: Any = Any
+        self.takes_payload = False
+        # Behind a parameter that keeps its default, or gets a resource, places have moved.
+        self._is_by_name = False
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+                self._is_by_name |= parameter.kind is parameter.KEYWORD_ONLY
+                if not self._add(parameter, known):
+                    raise ConfigurationError(
+                        f"{name(function)} cannot be a handler: it may take the payload, a "
+                        f"notifyq.Message, and resources that are registered before it, but "
+                        f"parameter {parameter.name!r} would get nothing"
+                    )
+
+    def _add(self, parameter: inspect.Parameter, known: Resources) -> bool:
+        hint = self.hints.get(parameter.name)
+        if hint is Message:
+            slot = "message"
+        elif hint in known:
+            self.resources.append((parameter.name, hint))
+            self._is_by_name = True
+            return parameter.kind is not parameter.POSITIONAL_ONLY
+        elif not self.takes_payload and parameter.kind is not parameter.KEYWORD_ONLY:
+            slot = "payload"
+            self.takes_payload = True
+            self.payload = Any if hint is None else hint
         else:
-            is_by_name = True  # the parameter keeps its default, so those behind it have moved
-    return tuple(takes), tuple(message_names), payload_type
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function, include_extras=True)
-    except (NameError, AttributeError, TypeError, SyntaxError) as error:
-        raise ConfigurationError(
-            f"{_name(function)} has an annotation that cannot be resolved: {error}"
-        ) from error
+            self._is_by_name = True
+            return parameter.default is not parameter.empty
+        if not self._is_by_name:
+            self.takes.append(slot)
+            return True
+        self.names.append((parameter.name, slot))
+        return parameter.kind is not parameter.POSITIONAL_ONLY
 
 
 def _adapter(function: Callable[..., Any], annotation: Any) -> TypeAdapter[Any] | None:
@@ -173,9 +218,5 @@ def _adapter(function: Callable[..., Any], annotation: Any) -> TypeAdapter[Any] 
         return TypeAdapter(annotation)
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         raise ConfigurationError(
-            f"{_name(function)}: pydantic cannot validate {annotation!r}: {error}"
+            f"{name(function)}: pydantic cannot validate {annotation!r}: {error}"
         ) from error
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', function)}"

@@ -130,9 +130,11 @@ class Worker:
         promises = Promises(self._database, self._sink, on_session=self._wake.set)
         self._attendance = Attendance(promises, self.queues, poll=settings.poll.total_seconds())
         # Everything closes in the reverse of this order: handlers drain while their locks are
-        # extended on the listener's session and the pool is there to settle them.
+        # extended on the listener's session, their resources are open, and the pool is there to
+        # settle them.
         async with (
             self._database,
+            self._registry.opened(self.queues) as self._handlers,
             Listener(
                 self._listen_dsn,
                 [sql.NEW_MESSAGE],
@@ -194,7 +196,7 @@ class Worker:
             self._refused.extend(messages)
             return
         for message in messages:
-            self._crew.start(self._registry[message.queue], message, since)
+            self._crew.start(self._handlers[message.queue], message, since)
 
     async def _drain(self) -> None:
         grace = self._settings.grace.total_seconds()

@@ -87,14 +87,14 @@ def test_a_message_by_keyword_only_is_given_by_name() -> None:
     def handle(payload: int, *, message: Message) -> None: ...
 
     handler = register(handle)
-    assert (handler.takes, handler.message_names) == (("payload",), ("message",))
+    assert (handler.takes, handler.names) == (("payload",), (("message", "message"),))
 
 
 def test_a_message_behind_a_parameter_with_a_default_does_not_take_its_place() -> None:
     def handle(payload: int, limit: int = 5, message: Message = None) -> None: ...  # type: ignore[assignment]
 
     handler = register(handle)
-    assert (handler.takes, handler.message_names) == (("payload",), ("message",))
+    assert (handler.takes, handler.names) == (("payload",), (("message", "message"),))
 
 
 def test_parameters_with_defaults_keep_them() -> None:

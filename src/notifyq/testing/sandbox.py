@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
 from unittest.mock import ANY
 
@@ -16,6 +16,7 @@ from notifyq.model import ArchivedMessage, Failed, Message, Rejected
 from notifyq.threads import Threads
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
 
     from notifyq.app import App
@@ -41,19 +42,31 @@ class Sandbox:
     gives such a one. `dsn` must be that of its owner, since `advance()` changes rows.
     """
 
-    def __init__(self, app: App, dsn: str) -> None:
+    def __init__(self, app: App, dsn: str, *, resources: Mapping[Any, Any] | None = None) -> None:
+        """Describe it; `resources` has, by type, what handlers get in place of the real ones."""
         self.app = app
         self.dsn = dsn
+        self._resources = resources
 
     async def __aenter__(self) -> Self:
         """Take the App over, and create the queues of its handlers."""
         await self.app.close()
         self._dsn, self.app.dsn = self.app.dsn, self.dsn
-        await self.app.create_queues()
+        self._stack = AsyncExitStack()
+        self._stack.push_async_callback(self._give_back)
+        async with self._stack:
+            await self.app.create_queues()
+            registry = self.app.registry
+            opened = registry.opened(registry.queues(), self._resources)
+            self._handlers = await self._stack.enter_async_context(opened)
+            self._stack = self._stack.pop_all()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Give the App back as it was, without connections."""
+        await self._stack.aclose()
+
+    async def _give_back(self) -> None:
         await self.app.close()
         self.app.dsn = self._dsn
 
@@ -133,7 +146,7 @@ class Sandbox:
     async def _handle(
         self, inbox: Inbox, threads: Threads, message: Message, *, check: bool
     ) -> None:
-        handler = self.app.registry[message.queue]
+        handler = self._handlers[message.queue]
         execution = Execution(handler, message)
         timer = None
         if handler.timeout is not None:
