@@ -13,6 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from notifyq.cli.arguments import handing_down_dsn
 from notifyq.cli.control import PASSING, PLACE, STARTED, STOP, received
 
 if TYPE_CHECKING:
@@ -171,11 +172,13 @@ class _Place:
         return f"worker process {self._number} (pid {self._process.pid}) ended with {how}"
 
     async def _spawn(self, descriptor: int) -> asyncio.subprocess.Process:
+        # Arguments may be read by everybody.
+        arguments, handed_down = handing_down_dsn(sys.argv[1:])
         return await asyncio.create_subprocess_exec(
             # -P: a notifyq.py in the current folder is not this package.
-            *(sys.executable, "-P", "-m", "notifyq", *sys.argv[1:]),
+            *(sys.executable, "-P", "-m", "notifyq", *arguments),
             stdin=asyncio.subprocess.DEVNULL,
-            env={**os.environ, PLACE: f"{self._number}:{descriptor}"},
+            env={**os.environ, **handed_down, PLACE: f"{self._number}:{descriptor}"},
             pass_fds=[descriptor],
         )
 

@@ -19,7 +19,8 @@ from notifyq.cli.common import DsnOption, duration, resolve_dsn, run
 from notifyq.cli.control import Control, number_lines
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.cli.processes import Supervisor
-from notifyq.config import CommandSettings
+from notifyq.cli.reload import run_and_reload
+from notifyq.config import CommandSettings, WorkerSettings
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.events import log_sink
 
@@ -52,6 +53,9 @@ def worker(
         Any,
         typer.Option(parser=duration, metavar="DURATION", help="Longest wait for a bell."),
     ] = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start again when a Python file here changes.")
+    ] = False,
     log_level: Annotated[LogLevel, typer.Option(help="From which level on.")] = LogLevel.INFO,
     log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
     dsn: DsnOption = None,
@@ -62,6 +66,9 @@ def worker(
     The second: cancel and release now. Exit code 0 after a clean stop.
     """
     configure_logging(log_level, log_format)
+    if reload:
+        run_and_reload(WorkerSettings.load(grace=grace).grace)
+        return
     control = Control.inherited()
     if control is not None:
         number_lines(control.number, as_json=log_format is LogFormat.JSON)

@@ -1,0 +1,74 @@
+"""`notifyq worker --reload`: what was written to a file is what runs next."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cli.programs import Notifyq, Running
+from database import Connection, rows, until, value
+
+PROGRAM = """
+import notifyq
+app = notifyq.App()
+
+@app.handler("q")
+def handle(payload: int) -> str:
+    return "{answer}"
+"""
+
+
+@contextmanager
+def stopped(worker: Running) -> Iterator[None]:
+    """Leave no worker behind that would hold the pipes of the output."""
+    try:
+        yield
+    finally:
+        if worker.process.poll() is None:
+            os.killpg(worker.process.pid, signal.SIGKILL)
+
+
+async def test_a_worker_starts_again_when_a_file_changes_and_survives_a_broken_one(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    module = tmp_path / "handlers.py"
+
+    async def answer(expected: str) -> None:
+        id_ = await value(connection, "publish", queue="q", message=1)
+
+        async def is_answered() -> bool:
+            found = await rows(connection, "archive_find", id=id_)
+            return bool(found) and found[0]["result"] == expected
+
+        await until(is_answered, f"the handler answers {expected}")
+
+    module.write_text(PROGRAM.format(answer="one"))
+    args = ("worker", "handlers:app", "--reload", "--grace", "1s", "--dsn", database)
+    with Running(database, *args, cwd=tmp_path, process_group=0) as worker, stopped(worker):
+        worker.hear("WorkerStarted")
+        await answer("one")
+        module.write_text(PROGRAM.format(answer="two"))
+        assert "handlers.py changed" in worker.hear("changed")
+        worker.hear("WorkerStarted")
+        await answer("two")
+        module.write_text("def")
+        worker.hear("cannot be imported: SyntaxError")
+        module.write_text(PROGRAM.format(answer="three"))
+        worker.hear("WorkerStarted")
+        await answer("three")
+        ended = worker.stop(signal.SIGTERM)
+    assert ended.code == 0
+    assert "WorkerStopped" in ended.err
+
+
+def test_without_watchfiles_it_says_what_to_install(
+    notifyq: Notifyq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "watchfiles.py").write_text("raise ImportError")
+    path = f"{tmp_path}:{':'.join(sys.path)}"
+    error = notifyq.refused("worker", "a:b", "--reload", env={"PYTHONPATH": path})
+    assert "pip install 'notifyq[reload]'" in error
