@@ -5,12 +5,15 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from cli.programs import Notifyq, Running
+from cli.programs import Running
 from database import Connection, rows, until, value
+from notifyq import ConfigurationError
+from notifyq.cli.reload import run_and_reload
 
 PROGRAM = """
 import notifyq
@@ -65,10 +68,7 @@ async def test_a_worker_starts_again_when_a_file_changes_and_survives_a_broken_o
     assert "WorkerStopped" in ended.err
 
 
-def test_without_watchfiles_it_says_what_to_install(
-    notifyq: Notifyq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "watchfiles.py").write_text("raise ImportError")
-    path = f"{tmp_path}:{':'.join(sys.path)}"
-    error = notifyq.refused("worker", "a:b", "--reload", env={"PYTHONPATH": path})
-    assert "pip install 'notifyq[reload]'" in error
+def test_without_watchfiles_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "watchfiles", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'notifyq\[reload\]'"):
+        run_and_reload(timedelta(seconds=1))
