@@ -1,0 +1,220 @@
+"""Mistakes that one could make in the SQL, each with the promise that it breaks.
+
+A mutant replaces a piece of a file in db/init. The piece must be there exactly once: a mutant that
+applies no more proves nothing, and has to be written anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from database import ROOT
+
+if TYPE_CHECKING:
+    from database import Connection
+
+GATE = 7305427999
+"""The advisory lock at which a mutant stops, for others to come in between."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A piece of a file, and what comes instead."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """What is wrong, the schedule that shows it, and the invariant that it breaks."""
+
+    name: str
+    schedule: str
+    invariant: str
+    edits: tuple[Edit, ...]
+
+    async def apply(self, connection: Connection) -> None:
+        """Replace the functions of a fresh install."""
+        texts: dict[str, str] = {}
+        for edit in self.edits:
+            text = texts.get(edit.file) or (ROOT / "db/init" / edit.file).read_text()
+            found = text.count(edit.old)
+            assert found == 1, f"the mutant no longer applies, {found} times {edit.old!r}: {self}"
+            texts[edit.file] = text.replace(edit.old, edit.new)
+        for text in texts.values():
+            await connection.execute(text)
+
+
+_FENCE = """
+      and (
+        (m.id, m.lock_token, m.state) in (
+          select e.id, e.lock_token, _archive.state
+          from unnest(_archive.ids, _archive.lock_tokens) as e (id, lock_token)
+        )
+      ) is true"""
+
+_HOLD_FENCE = """
+    and (
+      (m.id, m.lock_token, m.state) in (
+        select g.id, g.lock_token, 'locked'::messages.message_state
+        from unnest(extend_many.ids, extend_many.lock_tokens) as g (id, lock_token)
+      )
+    ) is true"""
+
+_CLAIM_TOKEN = """
+        lock_expires_at = v_now + coalesce(claim.lock_timeout, v_queue.lock_timeout),
+        lock_token = m.lock_token + 1,"""
+
+_CLAIM_ATTEMPTS = """
+        locked_by = claim.worker,
+        attempts = m.attempts + 1"""
+
+_REAPED_LATER = f"""
+  perform pg_advisory_xact_lock({GATE});
+  insert into messages.message_archive (
+    id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
+    handled_by, dedup_key, message, headers
+  )
+  select
+    e.id, e.created_at, e.available_at, e.locked_at, e.lock_token, e.priority, e.attempts,
+    'lock_expired', e.queue, e.type, e.locked_by, e.dedup_key, e.message, e.headers
+  from unnest(v_expired) as e
+  join messages.queue as q on q.name = e.queue
+  where e.attempts >= q.max_attempts;
+  delete from messages.message as m
+  using unnest(v_expired) as e, messages.queue as q
+  where m.id = e.id and q.name = e.queue and e.attempts >= q.max_attempts;
+  if cardinality(v_expired) = 0 then"""
+
+_JOIN = "on e.id = g.id and e.lock_token = g.lock_token"
+
+_UNFENCED = (
+    Edit("20_internal.sql", _FENCE, " and m.state = _archive.state"),
+    Edit("20_internal.sql", _JOIN, "on e.id = g.id"),
+)
+
+MUTANTS = (
+    Mutant("a finish shows no token", "zombies", "I3", _UNFENCED),
+    Mutant("a finish shows no token, in a storm", "storm", "false_acknowledgement", _UNFENCED),
+    Mutant(
+        "the reaper looks first, and archives and deletes later", "finish_while_reaping", "I2",
+        (
+            Edit(
+                "50_upkeep.sql",
+                "limit reap.quantity\n    for update skip locked",
+                "limit reap.quantity",
+            ),
+            Edit("50_upkeep.sql", "\n  if cardinality(v_expired) = 0 then", _REAPED_LATER),
+        ),
+    ),
+    Mutant(
+        "a claim locks no row before it takes it", "two_claimers", "I5",
+        (
+            Edit(
+                "24_look.sql",
+                "limit _look.quantity - cardinality(v_ids)\n      for update skip locked",
+                "limit _look.quantity - cardinality(v_ids)",
+            ),
+        ),
+    ),
+    Mutant(
+        "publishers are always silent", "bells_only", "I9",
+        (
+            Edit(
+                "40_triggers.sql",
+                "when (pg_try_advisory_xact_lock_shared(hashtextextended(new.queue, 7305427004)))",
+                "when (false)",
+            ),
+        ),
+    ),
+    Mutant(
+        "dead messages are read by id", "late_commit", "I8",
+        (
+            Edit(
+                "60_inspect.sql",
+                "d.xid >= pg_snapshot_xmin(dead_since.seen)",
+                "d.id > concat('0', current_setting('notifyq.last_dead', true))::bigint",
+            ),
+            Edit("60_inspect.sql", "not pg_visible_in_snapshot(d.xid, dead_since.seen)", "true"),
+            Edit(
+                "60_inspect.sql",
+                "  order by d.archived_at, d.id;\n",
+                "  order by d.archived_at, d.id;\n"
+                "  perform set_config('notifyq.last_dead', max(d.id)::text, false)\n"
+                "  from messages.dead_message as d;\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "an extension shows no token", "zombies", "I5",
+        (Edit("33_hold.sql", _HOLD_FENCE, " and m.state = 'locked'"),),
+    ),
+    Mutant(
+        "tokens never rise", "storm", "I4",
+        (
+            Edit("31_claim.sql", _CLAIM_TOKEN, _CLAIM_TOKEN.replace(" + 1", "")),
+            Edit(
+                "32_finish.sql", "lock_token = m.lock_token + 1", "lock_token = m.lock_token"
+            ),
+            Edit(
+                "33_hold.sql", "lock_token = m.lock_token + 1", "lock_token = m.lock_token"
+            ),
+        ),
+    ),
+    Mutant(
+        "the archive takes a copy and leaves the message", "storm", "I1",
+        (
+            Edit(
+                "20_internal.sql",
+                "delete from messages.message as m",
+                "select m.* from messages.message as m",
+            ),
+            Edit("20_internal.sql", "\n    returning m.*", ""),
+        ),
+    ),
+    Mutant(
+        "a rejected message is deleted and not archived", "storm", "lost",
+        (Edit("20_internal.sql", _JOIN, f"{_JOIN} and e.status <> 'rejected'"),),
+    ),
+    Mutant(
+        "attempts are not counted", "poison", "I6",
+        (Edit("31_claim.sql", _CLAIM_ATTEMPTS, _CLAIM_ATTEMPTS.replace(" + 1", "")),),
+    ),
+    Mutant(
+        "a payload loses a field", "storm", "I7",
+        (
+            Edit(
+                "30_publish.sql",
+                "publish.queue, publish.message, coalesce(publish.priority, 0)",
+                "publish.queue, publish.message - 'n', coalesce(publish.priority, 0)",
+            ),
+        ),
+    ),
+    Mutant(
+        "a lock counts from the start of the transaction", "old_transaction", "I5",
+        (
+            Edit(
+                "31_claim.sql",
+                "    v_now := clock_timestamp();\n    return query",
+                "    v_now := now();\n    return query",
+            ),
+        ),
+    ),
+    Mutant(
+        "the reaper does not ask whether a lock has expired", "storm", "I5",
+        (Edit("50_upkeep.sql", "\n      and m.lock_expires_at <= v_now", ""),),
+    ),
+    Mutant(
+        "a finish always says that it was in time", "zombies", "false_acknowledgement",
+        (
+            Edit(
+                "32_finish.sql",
+                "  return exists (\n    select from messages._archive(",
+                "  return true or exists (\n    select from messages._archive(",
+            ),
+        ),
+    ),
+)  # fmt: skip

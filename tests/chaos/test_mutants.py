@@ -1,0 +1,52 @@
+"""On a real server: the checker accepts the schema as it is, and refuses each mistake in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos import schedules
+from chaos.clients import Stage
+from chaos.mutants import MUTANTS, Edit, Mutant
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chaos.schedules import Schedule
+    from database import Connect, Connection
+    from notifyq.chaos.checker import Verdict
+
+SEED = 20261121
+
+
+async def judge(connect: Connect, folder: Path, schedule: Schedule) -> Verdict:
+    stage = Stage(connect, folder, SEED)
+    await stage.open()
+    await schedule(stage)
+    return await stage.verdict()
+
+
+@pytest.mark.parametrize("schedule", schedules.SCHEDULES, ids=lambda it: it.__name__)
+async def test_the_schema_keeps_its_promises(
+    connect: Connect, tmp_path: Path, schedule: Schedule
+) -> None:
+    verdict = await judge(connect, tmp_path, schedule)
+    assert verdict.violations == []
+    assert verdict.acknowledged > 0
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda it: it.name)
+async def test_the_checker_refuses(
+    connection: Connection, connect: Connect, tmp_path: Path, mutant: Mutant
+) -> None:
+    await mutant.apply(connection)
+    verdict = await judge(connect, tmp_path, getattr(schedules, mutant.schedule))
+    assert mutant.invariant in {violation.invariant for violation in verdict.violations}
+
+
+@pytest.mark.parametrize("old", ["no such piece", "select"], ids=["gone", "ambiguous"])
+async def test_a_mutant_that_applies_no_more_is_an_error(connection: Connection, old: str) -> None:
+    mutant = Mutant("stale", "storm", "I1", (Edit("20_internal.sql", old, ""),))
+    with pytest.raises(AssertionError, match="the mutant no longer applies"):
+        await mutant.apply(connection)
