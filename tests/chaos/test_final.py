@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from database import claim_one, publish, rows, value
+from database import claim_one, publish, value
 from notifyq.chaos import final as module
 from notifyq.chaos.final import Row, read_final
-from notifyq.chaos.history import HistoryError, digest
+from notifyq.chaos.history import digest
 
 if TYPE_CHECKING:
     from database import Connection
@@ -58,18 +58,3 @@ async def test_a_payload_that_cannot_be_decoded_has_no_key_and_no_digest(
     (row,) = (await read_final(plain)).live
     await plain.close()
     assert (row.key, row.digest) == (None, None)
-
-
-async def test_a_part_of_the_messages_is_not_taken_for_all(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_MOST_LIVE", 3)
-    monkeypatch.setattr(module, "_MOST_ARCHIVED", 3)
-    await publish(connection, 2)
-    assert len((await read_final(connection)).live) == 2
-    await publish(connection, 1)
-    with pytest.raises(HistoryError, match="3 messages or more are live"):
-        await read_final(connection)
-    await rows(connection, "take", queue="default", quantity=3)
-    with pytest.raises(HistoryError, match="3 messages or more are archived as success"):
-        await read_final(connection)

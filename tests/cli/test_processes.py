@@ -15,8 +15,8 @@ import pytest
 
 from cli.programs import Result, Running, Terminal
 from database import publish, until, value
+from notifyq.chaos.proxy import Proxy
 from notifyq.cli.processes import Supervisor
-from worker.proxy import Proxy
 from worker.running import statuses
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import pytest
 
 from database import Connection, install, publish, rows, session, until, value
 from notifyq import App, DatabaseUnavailableError, Message
+from notifyq.chaos.proxy import Proxy
 from notifyq.embedded import Server
 from notifyq.events import (
     ListenerConnected,
@@ -21,7 +22,6 @@ from notifyq.events import (
 from notifyq.inbox import Inbox
 from notifyq.model import Failed, Success
 from notifyq.publisher import Json, Publisher
-from worker.proxy import Proxy
 from worker.running import Events, doubles, statuses, working
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from database import Connection, until
 from notifyq import DatabaseUnavailableError
+from notifyq.chaos.proxy import Proxy
 from notifyq.config import DatabaseSettings
 from notifyq.events import ListenerConnected, ListenerLost
 from notifyq.listener import Listener, Session
-from worker.proxy import Proxy
 from worker.running import Events
 
 

