@@ -231,7 +231,7 @@ class Crew:
                 self._running -= 1
                 self._pace.handled(held.run)
                 self._fill()
-            self.heartbeat.remove(held.lock)
+            # Its lock is extended on: to write the outcome down may take longer than it lasts.
             if isinstance(held.ended, Success | Rejected):
                 self._inbox.finish(held.message, held.ended, partial(self._settled, held))
             else:
@@ -265,6 +265,7 @@ class Crew:
                 MessageFinished(
                     queue=message.queue,
                     message_id=message.id,
+                    lock_token=message.lock_token,
                     status=status,
                     wait=(locked_at - message.created_at).total_seconds(),
                     run=held.run,

@@ -59,6 +59,7 @@ class MessageFinished(Event):
     level: ClassVar[int] = logging.DEBUG
     queue: str
     message_id: int
+    lock_token: int
     status: str
     wait: float
     run: float

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from notifyq import sql
+from notifyq.inbox import newest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,9 +93,9 @@ class Heartbeat:
                 [lock.message.lock_token for lock in locks],
                 timedelta(seconds=seconds),
             )
-            held = {row[0] for row in rows}
+            held = newest([lock.key for lock in locks], rows)
             for lock in locks:
-                if lock.message.id in held:
+                if lock.key in held:
                     lock.renew(sent)
                 elif lock.key in self._locks:
                     self._lost(lock.key)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from notifyq.database import Database
 
+    Key = tuple[int, int]
+    """Id and lock token of a message."""
     Settled = Callable[[bool | BaseException], None]
 
 log = logging.getLogger("notifyq.inbox")
@@ -40,6 +42,10 @@ class _Finish:
     details: str | None
     result: str | None
     settled: Settled
+
+    @property
+    def key(self) -> Key:
+        return self.id, self.lock_token
 
     def tell(self, answer: bool | BaseException) -> None:  # noqa: FBT001  it is handed through
         """Call `settled`, once."""
@@ -229,7 +235,7 @@ class Inbox:
             _tell(batch, error)
         else:
             for finish in batch:
-                finish.tell(finish.id in done)
+                finish.tell(finish.key in done)
 
     async def _fail(self, finish: _Finish, error: Exception) -> None:
         details = f"the result cannot be stored: {error}"
@@ -240,7 +246,7 @@ class Inbox:
         else:
             finish.tell(held)
 
-    async def _finish_many(self, batch: list[_Finish]) -> set[int]:
+    async def _finish_many(self, batch: list[_Finish]) -> set[Key]:
         repeated = _Repeated()
         rows = await self._database.persist(
             sql.FINISH_MANY,
@@ -251,16 +257,26 @@ class Inbox:
             [f.result for f in batch],
             retried=repeated.note,
         )
-        done = {row[0] for row in rows}
+        done = newest([f.key for f in batch], rows)
         if repeated.happened:
-            lost = [f for f in batch if f.id not in done]
-            done |= {f.id for f in lost if await self._is_archived(f)}
+            lost = [f for f in batch if f.key not in done]
+            done |= {f.key for f in lost if await self._is_archived(f)}
         return done
 
     async def _is_archived(self, finish: _Finish) -> bool:
         """Whether the archive has the message under this very token: an earlier try was heard."""
         rows = await self._database.persist(sql.ARCHIVE_FIND, finish.id)
         return any(row["lock_token"] == finish.lock_token for row in rows)
+
+
+def newest(keys: Iterable[Key], rows: Iterable[asyncpg.Record]) -> set[Key]:
+    """Which of these locks an answer is about that names ids only.
+
+    A worker may still settle a lock that it lost when it has the message again: of two tokens only
+    the larger one can have been held.
+    """
+    tokens = dict(sorted(keys))
+    return {(row[0], tokens[row[0]]) for row in rows}
 
 
 def _tell(batch: list[_Finish], error: BaseException) -> None:
