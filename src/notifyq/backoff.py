@@ -42,9 +42,17 @@ _PASSING = (
 )
 
 
+def is_misfit(error: BaseException) -> bool:
+    """Whether a call of ours is not one that the database knows: schema and package differ."""
+    if isinstance(error, asyncpg.InterfaceError):
+        # Of its texts this is the one that tells of the call and not of the connection.
+        return str(error).startswith("the server expects ")
+    return isinstance(error, asyncpg.UndefinedFunctionError | asyncpg.UndefinedTableError)
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether the connection is gone, as opposed to a server that answers, but not this call."""
-    return isinstance(
+    return not is_misfit(error) and isinstance(
         error,
         asyncpg.PostgresConnectionError
         | asyncpg.InterfaceError
@@ -64,9 +72,8 @@ def is_away(error: BaseException) -> bool:
 def is_passing(error: BaseException) -> bool:
     """Whether the same call may succeed a little later, on this connection or a new one."""
     if isinstance(error, asyncpg.InterfaceError):
-        # asyncpg has no class of its own for "connection is closed"; a bug in a call of ours would
-        # be one too, and then ends with the retries.
-        return not isinstance(error, asyncpg.ClientConfigurationError)
+        # asyncpg has no class of its own for "connection is closed".
+        return not (isinstance(error, asyncpg.ClientConfigurationError) or is_misfit(error))
     return isinstance(error, _PASSING) and not isinstance(error, asyncio.CancelledError)
 
 

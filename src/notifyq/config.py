@@ -6,8 +6,9 @@ import difflib
 import os
 import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -16,6 +17,8 @@ from notifyq.errors import ConfigurationError
 
 _UNITS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)(?:\s+|(?=\d)|$)")
+_HOST = re.compile(r"(\[[^]]*\]|[^:]*)(:\d*)?")
+_LONGEST_DSN = 10_000
 
 
 def parse_duration(text: str) -> timedelta:
@@ -88,8 +91,53 @@ class CommandSettings(Settings):
 
 
 def dsn_from_environment() -> str | None:
-    """NOTIFYQ_DSN, or None where it is not set or empty."""
-    return os.environ.get("NOTIFYQ_DSN") or None
+    """The DSN in NOTIFYQ_DSN, else in the file NOTIFYQ_DSN_FILE; None where neither is set."""
+    dsn = os.environ.get("NOTIFYQ_DSN")
+    file = os.environ.get("NOTIFYQ_DSN_FILE")
+    return dsn or (dsn_from_file(file) if file else None)
+
+
+def dsn_from_file(path: str) -> str:
+    """The DSN that is the one line of a file which nobody else may read or write.
+
+    Raises ConfigurationError where the file cannot be read, is not safe, or holds something else.
+    """
+    try:
+        # It may be a pipe, as `<(...)` of a shell is: what is looked at is what is read.
+        with Path(path).open(encoding="utf-8") as file:
+            fault = exposure(os.fstat(file.fileno()))
+            lines = "" if fault else file.read(_LONGEST_DSN).split("\n")
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"the DSN file {path} is not text in UTF-8") from None
+    except OSError as error:
+        raise ConfigurationError(f"the DSN file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the name
+        raise ConfigurationError(f"the DSN file {path!r} cannot be read: {error}") from error
+    if fault:
+        raise ConfigurationError(f"the DSN file {path} {fault}: `chmod 600` it, and own it")
+    found = [line.strip() for line in lines if line.strip()]
+    if len(found) != 1:
+        raise ConfigurationError(f"the DSN file {path} must hold one line, not {len(found)}")
+    return found[0]
+
+
+def exposure(status: os.stat_result) -> str | None:
+    """What is wrong with the owner and the mode of a file that holds a password, if anything.
+
+    The rule is libpq's for private keys: a file of our own is nobody else's business; one of root's
+    may be read by a group, which is how containers hand out secrets.
+    """
+    if status.st_uid not in {0, os.geteuid()}:
+        return "belongs to another user, who could lead us to another server"
+    if status.st_mode & 0o022:
+        return "may be written by others, who could lead us to another server"
+    allowed = 0o040 if status.st_uid == 0 != os.geteuid() else 0
+    return "may be read by others" if status.st_mode & 0o044 & ~allowed else None
+
+
+def has_password(dsn: str) -> bool:
+    """Whether a password may stand in the DSN; in one that cannot be read it may."""
+    return masked(dsn) != dsn
 
 
 def masked(dsn: str) -> str:
@@ -100,15 +148,18 @@ def masked(dsn: str) -> str:
         parts = urlsplit(dsn)
         if "@" in parts.path + parts.query + parts.fragment:
             return "(a DSN whose password needs percent-encoding)"
-        if parts.password is not None:
-            netloc = f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"
-            parts = parts._replace(netloc=netloc)
-        if "password" in parts.query:
-            query = [
-                (name, "***" if "password" in name else value)
-                for name, value in parse_qsl(parts.query, keep_blank_values=True)
-            ]
-            parts = parts._replace(query=urlencode(query, safe="*/:,"))
-        return urlunsplit(parts)
+        login, at, hosts = parts.netloc.rpartition("@")
+        if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
+            return "(a DSN that cannot be read)"  # `user:password` without a host, most likely
+        if ":" in login:
+            netloc = f"{login.partition(':')[0]}:***{at}{hosts}"
+            dsn = dsn.replace(parts.netloc, netloc, 1)
+        names = [option.partition("=")[0] for option in parts.query.split("&")]
+        for place, name in enumerate(names):
+            if "password" in unquote(name):
+                # What follows may be the rest of it, where it has an & or a # of its own.
+                head, *options = re.split("[?&]", dsn)
+                return f"{head}?{'&'.join([*options[:place], name])}=***"
     except ValueError:
         return "(a DSN that cannot be read)"
+    return dsn

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import asyncpg
 
-from notifyq.backoff import is_lost, is_passing, retrying
+from notifyq.backoff import is_lost, is_misfit, is_passing, retrying
 from notifyq.config import DatabaseSettings, masked
 from notifyq.errors import (
     AccessDeniedError,
     ConfigurationError,
     DatabaseUnavailableError,
     NotifyqError,
+    SchemaError,
     SchemaMissingError,
 )
 
@@ -59,16 +61,21 @@ def explained(error: BaseException, dsn: str) -> NotifyqError | None:
                 f"{error}: ask the owner for one of the roles notifyq_publisher, notifyq_worker, "
                 "notifyq_reader, notifyq_admin"
             )
-        case (
-            asyncpg.InvalidSchemaNameError()
-            | asyncpg.UndefinedFunctionError()
-            | asyncpg.UndefinedTableError()
-        ):
+        case asyncpg.InvalidSchemaNameError():
             return SchemaMissingError(f"{error}: install the schema with `notifyq init`")
-        case asyncpg.ClientConfigurationError():
+        case _ if is_misfit(error):
+            return _misfit(error)
+        case asyncpg.ClientConfigurationError() | ssl.SSLCertVerificationError():
             return ConfigurationError(f"the DSN {where} cannot be used: {error}")
         case _:
             return _unavailable(error, where) if is_passing(error) else None
+
+
+def _misfit(error: BaseException) -> SchemaError:
+    reason = f"{error}: the schema in the database and this package do not fit: "
+    if isinstance(error, asyncpg.InterfaceError):
+        return SchemaError(f"{reason}run `notifyq migrate`, or install the package that fits")
+    return SchemaMissingError(f"{reason}run `notifyq migrate`, or `notifyq init` in a new database")
 
 
 def _unavailable(error: BaseException, where: str) -> DatabaseUnavailableError:
@@ -104,10 +111,11 @@ async def connect(dsn: str, *, name: str = "notifyq", timeout: float = 10) -> Co
     with explaining(dsn):
         try:
             return await asyncpg.connect(dsn, timeout=timeout, server_settings=_session(name))
-        except asyncpg.ClientConfigurationError:
-            raise
-        except (ValueError, OverflowError) as error:  # what asyncpg says to ports and hosts
-            raise _unusable(dsn) from error
+        except (asyncpg.ClientConfigurationError, OSError):
+            raise  # a certificate that is not trusted is a ValueError, too
+        except (ValueError, OverflowError):  # what asyncpg says to ports and hosts
+            # What they say may quote a part of the DSN that was not meant as a port.
+            raise _unusable(dsn) from None
 
 
 def _unusable(dsn: str) -> ConfigurationError:

@@ -95,7 +95,7 @@ def test_database_that_does_not_exist(anywhere: Notifyq, server: str) -> None:
     ],
 )
 def test_address_that_cannot_be_used(anywhere: Notifyq, dsn: str) -> None:
-    assert "s3cr3t" not in anywhere.refused("ping", "--dsn", dsn)
+    assert "s3cr3t" not in anywhere.refused("ping", env={"NOTIFYQ_DSN": dsn})
 
 
 @pytest.mark.parametrize(
@@ -106,20 +106,20 @@ def test_address_that_cannot_be_used(anywhere: Notifyq, dsn: str) -> None:
     ],
 )
 def test_address_with_its_password_in_another_place(anywhere: Notifyq, dsn: str) -> None:
-    assert "s3cr3t" not in anywhere.refused("ping", "--dsn", dsn)
+    assert "s3cr3t" not in anywhere.refused("ping", env={"NOTIFYQ_DSN": dsn})
 
 
 def test_option_of_the_address_that_the_server_does_not_know(
-    notifyq: Notifyq, shared_database: str
+    anywhere: Notifyq, shared_database: str
 ) -> None:
-    line = notifyq.refused("ping", "--dsn", f"{shared_database}?no_such_option=1")
+    line = anywhere.refused("ping", env={"NOTIFYQ_DSN": f"{shared_database}?no_such_option=1"})
     assert 'unrecognized configuration parameter "no_such_option"' in line
 
 
 def test_schema_that_is_not_installed(anywhere: Notifyq, empty_database: str) -> None:
     for line in refusals(anywhere, COMMANDS, empty_database):
         assert "install the schema with `notifyq init`" in line
-    assert anywhere.good("ping", "--dsn", empty_database).out == "ok\n"
+    assert anywhere.good("ping", env={"NOTIFYQ_DSN": empty_database}).out == "ok\n"
 
 
 async def test_schema_that_is_older(anywhere: Notifyq, empty_database: str) -> None:

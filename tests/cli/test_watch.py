@@ -214,7 +214,6 @@ BAD_STATES = {
     "deep": (b"[" * 100_000 + b"\n", "is not a file that --state wrote"),
     "snapshot": (b'{"system": "1", "snapshot": "x"}\n', "is not a file that --state wrote"),
     "ids": (b'{"system": "1", "snapshot": "1:2:"}\nx\n', "is not a file that --state wrote"),
-    "server": (b'{"system": "1", "snapshot": "1:2:"}\n', "is of another server"),
 }
 
 
@@ -226,6 +225,60 @@ def test_state_that_cannot_be_used(notifyq: Notifyq, tmp_path: Path, kind: str) 
     line = notifyq.refused("dead", "watch", "--state", str(state))
     assert f"{state} {why}: delete it to begin now" in line
     assert state.read_bytes() == text
+
+
+async def test_state_of_the_package_before_goes_on_and_back(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    with watch(database, "--state", state) as watching:
+        assert watching.stop(signal.SIGTERM).code == 0
+    head = json.loads(state.read_text())
+    dead = await kill(connection, 2)
+    # That one knows the first two, and passes over what it does not know.
+    old = {name: head[name] for name in ("system", "snapshot", "queue")}
+    state.write_text(json.dumps(old) + f"\n{dead[0]}\n")
+    with watch(database, "--json", "--state", state) as watching:
+        assert ids(watching, 1) == dead[1:]
+        assert watching.stop(signal.SIGTERM).out == ""
+    kept = json.loads(state.read_text().splitlines()[0])
+    assert kept["position"].endswith("/" + kept["snapshot"])
+    assert kept["position"].startswith(kept["system"] + ":")
+
+
+async def test_since_begins_at_a_time_and_goes_on_from_there(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    state.write_text('{"system": "1", "snapshot": "1:2:", "position": "1:2:3:4/1:2:"}\n')
+    await kill(connection, 2)
+    since = await connection.fetchval("select clock_timestamp()")
+    dead = await kill(connection, 2)
+    with watch(database, "--json", "--state", state, "--since", since.isoformat()) as watching:
+        assert ids(watching, 2) == dead
+        dead = await kill(connection)
+        assert ids(watching, 1) == dead
+        assert watching.stop(signal.SIGTERM).out == ""
+    with watch(database, "--json", "--state", state) as watching:
+        # Unless it was stopped in between, it has noted the last one, too.
+        later = await kill(connection)
+        heard = ids(watching, 1)
+        assert (heard if heard == later else ids(watching, 1)) == later
+        assert watching.stop(signal.SIGTERM).out == ""
+
+
+def test_state_of_another_server(notifyq: Notifyq, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    for text in (
+        # As notifyq wrote it before it knew of databases and timelines.
+        '{"system": "1", "snapshot": "1:2:"}\n',
+        '{"system": "1", "snapshot": "1:2:", "position": "1:2:3:4/1:2:"}\n',
+    ):
+        state.write_text(text)
+        line = notifyq.refused("dead", "watch", "--state", str(state))
+        assert f"{state}: this position is of another server: of 1, and this is" in line
+        assert line.endswith(": give --since INSTANT to have again what died since then\n")
+        assert state.read_text() == text
 
 
 async def test_state_of_another_watch_or_in_no_place(

@@ -1,17 +1,28 @@
 """Settings: argument before environment before default, and no password in any text."""
 
+import os
 from datetime import timedelta
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from notifyq import App, ConfigurationError
-from notifyq.config import DatabaseSettings, WorkerSettings, dsn_from_environment, masked
+from notifyq.config import (
+    DatabaseSettings,
+    WorkerSettings,
+    dsn_from_environment,
+    dsn_from_file,
+    exposure,
+    has_password,
+    masked,
+)
 from notifyq.database import Database
 
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DSN", "POLL", "CONCURRENCY", "POOL_SIZE", "RETRY_FOR"):
+    for name in ("DSN", "DSN_FILE", "POLL", "CONCURRENCY", "POOL_SIZE", "RETRY_FOR"):
         monkeypatch.delenv(f"NOTIFYQ_{name}", raising=False)
 
 
@@ -93,3 +104,143 @@ def test_a_password_is_masked_wherever_it_stands() -> None:
         "postgresql://me:secret@[broken/db",
     ):
         assert "secret" not in masked(dsn)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql:///x",
+        "postgresql://",
+        "postgresql://?service=billing",
+        "postgresql:///x?host=/run/postgresql",
+        "postgresql://[::1]:5432/x",
+        "postgresql://me@a,b:2,[::1]:3/x?sslmode=verify-full",
+        "nonsense",
+    ],
+)
+def test_a_dsn_without_a_password_is_shown_as_it_is(dsn: str) -> None:
+    assert masked(dsn) == dsn
+    assert not has_password(dsn)
+
+
+@pytest.mark.parametrize(
+    "odd", ["a:b", "a@b", "a/b", "a?b", "a#b", "a&b", "a=b", "[a", "%", " ", "ü"]
+)
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "postgresql://me:s3cr3t{}s3cr3t@db.example:5432/x",
+        "postgresql://me:s3cr3t{}s3cr3t@/x?host=/run",
+        "postgresql://db.example/x?user=me&password=s3cr3t{}s3cr3t",
+        "postgresql://db.example/x?p%61ssword=s3cr3t{}s3cr3t",
+    ],
+)
+def test_no_part_of_a_password_with_odd_characters_is_shown(
+    form: str, odd: str, *, quoted: bool
+) -> None:
+    dsn = form.format(quote(odd, safe="") if quoted else odd)
+    assert "s3cr3t" not in masked(dsn)
+    assert has_password(dsn)
+
+
+def test_a_password_in_the_place_of_a_port_is_not_shown() -> None:
+    assert "s3cr3t" not in masked("postgresql://me:s3cr3t")
+
+
+DSN = "postgresql://me:secret@host/db"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "dsn"
+    file.write_text(f"\n  {DSN} \n\n")
+    file.chmod(0o600)
+    return file
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
+def test_a_file_of_ours_alone_holds_the_dsn(file: Path, mode: int) -> None:
+    file.chmod(mode)
+    assert dsn_from_file(str(file)) == DSN
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o602, 0o666])
+def test_a_file_that_others_may_use_is_refused(file: Path, mode: int) -> None:
+    file.chmod(mode)
+    with pytest.raises(ConfigurationError, match=r"by others.*: `chmod 600` it") as caught:
+        dsn_from_file(str(file))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "fault"),
+    [
+        (0, 0o440, None),  # as containers hand out secrets
+        (0, 0o640, None),
+        (0, 0o444, "may be read by others"),
+        (0, 0o660, "may be written by others"),
+        (4321, 0o440, "may be read by others"),
+        (4321, 0o600, None),
+        (4322, 0o600, "belongs to another user"),
+    ],
+)
+def test_a_file_of_root_may_be_read_by_a_group(
+    monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, fault: str | None
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    found = exposure(os.stat_result((mode, 0, 0, 1, owner, 0, 0, 0, 0, 0)))
+    assert (found is None) == (fault is None)
+    assert found is None or (fault is not None and found.startswith(fault))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "must hold one line, not 0"),
+        (b"postgresql://a:secret@b/c\npostgresql://a:secret@b/d\n", "must hold one line, not 2"),
+        (b"\xff\xfesecret", "is not text in UTF-8"),
+    ],
+)
+def test_a_file_with_anything_else_is_refused(file: Path, content: bytes, reason: str) -> None:
+    file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        dsn_from_file(str(file))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path, "a\0b"):
+        with pytest.raises(ConfigurationError, match="cannot be read: "):
+            dsn_from_file(str(path))
+
+
+def test_a_pipe_holds_the_dsn_as_well() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, DSN.encode())
+    os.close(writing)
+    assert dsn_from_file(f"/dev/fd/{reading}") == DSN
+    os.close(reading)
+
+
+def test_the_variable_wins_over_the_file_which_is_read_when_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    monkeypatch.setenv("NOTIFYQ_DSN_FILE", str(file))
+    assert App().database.dsn == DSN
+    monkeypatch.setenv("NOTIFYQ_DSN", "postgresql://late@host/db")
+    assert App().database.dsn == "postgresql://late@host/db"
+    file.chmod(0o644)
+    assert App().database.dsn == "postgresql://late@host/db"
+    monkeypatch.setenv("NOTIFYQ_DSN", "")
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        _ = App().database
+
+
+def test_no_object_shows_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFYQ_DSN", DSN)
+    app = App(listen_dsn=DSN)
+    app.handler("q")(lambda: None)
+    shown = [app, app.database, app.database.lane(), app.worker(), app.registry, app.admin]
+    assert "secret" not in repr([*shown, WorkerSettings.load(), DatabaseSettings.load()])
+    assert "secret" not in "".join(map(str, shown))

@@ -1,6 +1,8 @@
 """What our errors say for foreign ones, and which of those may pass."""
 
 import asyncio
+import ssl
+import traceback
 
 import asyncpg
 import pytest
@@ -11,13 +13,17 @@ from notifyq import (
     DatabaseUnavailableError,
     NotifyqError,
     QueueNotFoundError,
+    SchemaError,
     SchemaMissingError,
 )
 from notifyq.backoff import is_passing
-from notifyq.database import connect, explained, explaining
+from notifyq.database import Database, connect, explained, explaining
 
 DSN = "postgresql://u:secret@db.example:5432/shop"
 WHERE = "postgresql://u:***@db.example:5432/shop"
+NO_SUCH = "select messages.no_such_function($1::integer)"
+# Of the class that also means that a connection is closed.
+MISFIT = asyncpg.InterfaceError("the server expects 6 arguments for this query, 5 were passed")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +40,14 @@ WHERE = "postgresql://u:***@db.example:5432/shop"
         (asyncpg.InvalidSchemaNameError("no schema"), SchemaMissingError, "notifyq init"),
         (asyncpg.UndefinedFunctionError("no function"), SchemaMissingError, "notifyq init"),
         (asyncpg.UndefinedTableError("no table"), SchemaMissingError, "notifyq init"),
+        (asyncpg.UndefinedFunctionError("claim(text)"), SchemaMissingError, "package do not fit"),
+        (MISFIT, SchemaError, "package do not fit: run `notifyq migrate`"),
         (asyncpg.ClientConfigurationError("bad"), ConfigurationError, "cannot be used"),
+        (
+            ssl.SSLCertVerificationError(1, "certificate verify failed: IP address mismatch"),
+            ConfigurationError,
+            "cannot be used: certificate verify failed",
+        ),
         (ConnectionRefusedError("refused"), DatabaseUnavailableError, "is the server running"),
         (TimeoutError(), DatabaseUnavailableError, "TimeoutError: is the server running"),
         (
@@ -125,6 +138,7 @@ def test_what_another_try_may_mend_passes(error: Exception) -> None:
     [
         asyncpg.InvalidPasswordError("x"),
         asyncpg.UndefinedFunctionError("x"),
+        MISFIT,
         asyncpg.DataError("x"),
         asyncpg.ProgramLimitExceededError("x"),
         asyncpg.ClientConfigurationError("x"),
@@ -157,3 +171,18 @@ async def test_a_dsn_that_cannot_be_used_is_an_error_of_configuration(dsn: str) 
 async def test_a_dsn_may_name_several_hosts() -> None:
     with pytest.raises(DatabaseUnavailableError, match="is the server running"):
         await connect("postgresql://u:secret@127.0.0.1:1,127.0.0.1:2/db")
+
+
+async def test_a_call_that_the_schema_does_not_know_is_not_tried_again(database: str) -> None:
+    async with Database(database) as ours:
+        for statement, args in (("select messages.claim($1::text[])", ()), (NO_SUCH, (1,))):
+            with pytest.raises(SchemaError, match="package do not fit"):
+                async with asyncio.timeout(5):
+                    await ours.persist(statement, *args)
+
+
+@pytest.mark.parametrize("odd", ["s3cr3t/half", "s3cr3t#half", "s3cr3t?half", "s3cr3t[half"])
+async def test_a_traceback_of_an_unusable_dsn_shows_no_part_of_the_password(odd: str) -> None:
+    with pytest.raises(NotifyqError) as caught:
+        await connect(f"postgresql://me:{odd}@127.0.0.1:1/x", timeout=2)
+    assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))

@@ -24,7 +24,7 @@ def with_dsn(args: Sequence[str]) -> list[str]:
     """
     handed_down = os.environ.pop(_HANDED_DOWN, None)
     if handed_down is not None:
-        return [*args[:1], "--dsn", handed_down, *args[1:]]
+        return _adding_dsn(args, handed_down)
     place = _dsn_place(args)
     if place is None:
         return list(args)
@@ -34,7 +34,7 @@ def with_dsn(args: Sequence[str]) -> list[str]:
     if name == "--dsn-file":
         if not value:
             raise typer.BadParameter("--dsn-file wants the name of a file")
-        return [*args[: place.start], "--dsn", dsn_from_file(value), *args[place.stop :]]
+        return _adding_dsn([*args[: place.start], *args[place.stop :]], dsn_from_file(value))
     if has_password(value):
         err.print(
             "notifyq: every user of this machine can read the password in --dsn, in the list of "
@@ -50,6 +50,11 @@ def handing_down_dsn(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         return list(args), {}
     value = "=".join(args[place]).partition("=")[2]
     return [*args[: place.start], *args[place.stop :]], {_HANDED_DOWN: value}
+
+
+def _adding_dsn(args: Sequence[str], dsn: str) -> list[str]:
+    end = args.index("--") if "--" in args else len(args)
+    return [*args[:end], "--dsn", dsn, *args[end:]]
 
 
 def _dsn_place(args: Sequence[str]) -> slice | None:

@@ -51,7 +51,8 @@ DsnOption = Annotated[
     typer.Option(
         "--dsn",
         metavar="DSN",
-        help="Database; else NOTIFYQ_DSN, else the server of `notifyq server start`.",
+        help="Database, or --dsn-file FILE with it; else NOTIFYQ_DSN, else NOTIFYQ_DSN_FILE, "
+        "else the server of `notifyq server start`.",
         show_default=False,
     ),
 ]
@@ -78,7 +79,8 @@ def resolve_dsn(dsn: str | None) -> str:
     if server.running is not None:
         return server.dsn
     raise ConfigurationError(
-        "no database: give --dsn, set NOTIFYQ_DSN, or run `notifyq server start`"
+        "no database: give --dsn or --dsn-file, set NOTIFYQ_DSN or NOTIFYQ_DSN_FILE, "
+        "or run `notifyq server start`"
     )
 
 

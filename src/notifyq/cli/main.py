@@ -13,8 +13,10 @@ import typer
 from notifyq import __version__
 from notifyq.cli import (
     bench,
+    chaos,
     dead,
     demo,
+    doctor,
     messages,
     publish,
     queues,
@@ -22,6 +24,7 @@ from notifyq.cli import (
     server,
     worker,
 )
+from notifyq.cli.arguments import with_dsn
 from notifyq.cli.common import DsnOption, err, open_database, out, printable, run
 from notifyq.errors import DatabaseError, NotifyqError, ServerError
 from notifyq.sql import SESSION
@@ -42,7 +45,9 @@ app = typer.Typer(
 app.command("init")(schema.init)
 app.command("migrate")(schema.migrate)
 app.add_typer(server.server)
+app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
+app.command("chaos")(chaos.chaos)
 app.add_typer(bench.bench)
 app.command("worker")(worker.worker)
 app.command("publish")(publish.publish)
@@ -65,6 +70,12 @@ def root(
         False, "--version", is_eager=True, callback=_print_version, help="Print the version."
     ),
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks of errors."),
+    dsn_file: str | None = typer.Option(
+        None,
+        "--dsn-file",
+        metavar="FILE",
+        help="File with the DSN in place of --dsn, for every command that takes that.",
+    ),
 ) -> None:
     """A message queue that lives inside PostgreSQL."""
 
@@ -135,7 +146,7 @@ def _run(args: list[str]) -> int:
             raise typer.BadParameter(f"the argument {arg!r} is not text in UTF-8")
     command = typer.main.get_command(app)
     try:
-        with command.make_context("notifyq", args) as context:
+        with command.make_context("notifyq", with_dsn(args)) as context:
             command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code

@@ -1,0 +1,88 @@
+"""What a check finds, and what checks look through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    import asyncpg
+
+    from notifyq.database import Connection
+
+
+class Level(StrEnum):
+    """How bad it is; nobody should wait with a FAIL."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "FAIL"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check has found, and, unless that is ok, what to do about it."""
+
+    level: Level
+    found: str
+    advice: str = ""
+
+
+def ok(found: str) -> Finding:
+    """All is well."""
+    return Finding(Level.OK, found)
+
+
+def warn(found: str, advice: str) -> Finding:
+    """It works, but not as well or as safely as it could."""
+    return Finding(Level.WARN, found, advice)
+
+
+def fail(found: str, advice: str) -> Finding:
+    """It does not work, or everybody may do what only some should."""
+    return Finding(Level.FAIL, found, advice)
+
+
+def skipped(found: str, advice: str) -> Finding:
+    """It could not be seen; `advice` names the right that this needs."""
+    return Finding(Level.SKIPPED, found, advice)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One connection through the DSN, and how that was given."""
+
+    connection: Connection
+    dsn: str
+    source: str
+    """Where the DSN is from, as `--dsn` or `NOTIFYQ_DSN`."""
+    sees_all: bool
+    """Whether sessions of other users show what they do: that takes pg_read_all_stats."""
+
+    async def row(self, query: str, *args: Any) -> asyncpg.Record:
+        """The one row of a query that has one."""
+        row = await self.connection.fetchrow(query, *args)
+        assert row is not None  # noqa: S101  an aggregate, a VALUES list or a lookup of this session
+        return row
+
+    async def value(self, query: str, *args: Any) -> Any:
+        """The one value of a query."""
+        return await self.connection.fetchval(query, *args)
+
+    @property
+    def blind_spot(self) -> str:
+        """What to add where only sessions of this user were seen."""
+        return "" if self.sees_all else " (of this user only: others need pg_read_all_stats)"
+
+
+def lasting(value: timedelta) -> str:
+    """A duration in whole seconds, minutes or hours."""
+    seconds = value.total_seconds()
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"

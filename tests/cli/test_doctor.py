@@ -1,0 +1,422 @@
+"""`notifyq doctor`: it finds each thing that was broken, says what to do, and sees no ghosts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from database import publish, session, with_database
+from notifyq.database import connect as connect_ours
+from notifyq.doctor import Finding, Level, access, activity, examine, install, server
+from notifyq.doctor.examination import CHECKS
+from notifyq.doctor.finding import Look, lasting
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from cli.programs import Notifyq
+    from database import Connect, Connection
+
+
+async def findings(dsn: str) -> dict[str, Finding]:
+    return {name: finding async for name, finding in examine(dsn)}
+
+
+class Told:
+    """A look at a server that answers what the test tells it to."""
+
+    sees_all = True
+    blind_spot = ""
+
+    def __init__(self, *answers: Any, dsn: str = "postgresql://db.example/x") -> None:
+        self._answers = list(answers)
+        self.dsn = dsn
+        self.source = "NOTIFYQ_DSN"
+        self.connection = self
+
+    async def value(self, *_: Any) -> Any:
+        return self._answers.pop(0)
+
+    row = fetchrow = value
+
+
+async def judged(check: Any, *answers: Any, **options: Any) -> Finding:
+    found: Finding = await check(Told(*answers, **options))
+    return found
+
+
+async def test_a_fresh_install_is_well(database: str) -> None:
+    found = await findings(database)
+    assert list(found) == list(CHECKS)
+    # The server of the tests may be one that forgets all in a crash, and holds no worker.
+    bad = {name for name, finding in found.items() if finding.level is not Level.OK}
+    assert bad <= {"server", "durability", "public", "owner", "cron"}
+    assert all(found[name].advice for name in bad)
+    assert {found[name].level for name in bad} <= {Level.WARN}
+
+
+@pytest.mark.parametrize(
+    ("damage", "check", "text"),
+    [
+        (
+            "alter table messages.message disable trigger published",
+            "install",
+            "missing: trigger published",
+        ),
+        ("drop index messages.message_locked_idx", "install", "missing: index message_locked_idx"),
+        ("drop trigger died on messages.message_archive", "install", "missing: trigger died"),
+        (
+            "grant execute on function messages.claim_id to public",
+            "public",
+            "open to PUBLIC: messages.claim_id(",
+        ),
+        ("grant select on messages.queue to public", "public", "open to PUBLIC: messages.queue"),
+        ("grant usage on schema messages to public", "public", "open to PUBLIC: the schema"),
+        (
+            "alter table messages.message set (autovacuum_enabled = false)",
+            "autovacuum",
+            "off for messages.message",
+        ),
+        ("drop schema messages cascade", "schema", "does not exist"),
+        ("drop schema messages cascade", "install", "is not installed"),
+        (
+            "drop function messages.diagnose()",
+            "upkeep",
+            "the schema in the database and this package do not fit",
+        ),
+    ],
+)
+async def test_what_is_broken_is_a_failure(
+    database: str, connection: Connection, damage: str, check: str, text: str
+) -> None:
+    await connection.execute(damage)
+    finding = (await findings(database))[check]
+    assert finding.level is Level.FAIL
+    assert text in finding.found
+    assert finding.advice
+
+
+async def test_todays_partition_and_what_has_gone_elsewhere(
+    database: str, connection: Connection
+) -> None:
+    await publish(connection, 1)
+    today = await connection.fetchval(
+        "select messages._partition_name((clock_timestamp() at time zone 'UTC')::date)"
+    )
+    await connection.execute(
+        f"alter table messages.message_archive detach partition messages.{today}"
+    )
+    await connection.execute(f"drop table messages.{today}")
+    assert "an archive partition for today" in (await findings(database))["install"].found
+    await connection.execute("select messages.cancel(id) from messages.message")
+    await connection.execute(f"create table messages.{today} ()")
+    finding = (await findings(database))["install"]
+    assert (finding.level, finding.found[:22]) == (Level.WARN, "1 archived messages ar")
+
+
+async def test_a_database_of_another_server(database: str, connection: Connection) -> None:
+    assert (await findings(database))["origin"].level is Level.OK
+    await connection.execute("update messages.origin set system_identifier = 1")
+    finding = (await findings(database))["origin"]
+    assert (finding.level, finding.advice) == (Level.WARN, "run `notifyq migrate --adopt`")
+
+
+async def test_upkeep_that_nobody_does(database: str, connection: Connection) -> None:
+    await publish(connection, 2)
+    await connection.execute("select messages.claim()")
+    assert (await findings(database))["upkeep"] == Finding(Level.OK, "locks that expire are ended")
+    await connection.execute(
+        "update messages.message set lock_expires_at = now() - interval '90 s' "
+        "where state = 'locked'"
+    )
+    assert (await findings(database))["upkeep"].level is Level.OK
+    await connection.execute(
+        "update messages.message set lock_expires_at = now() - interval '3 h' "
+        "where state = 'locked'"
+    )
+    finding = (await findings(database))["upkeep"]
+    assert finding.level is Level.FAIL
+    assert "3 h" in finding.found
+    await connection.execute("select messages.reap()")
+    # Later than the trigger looks: due, but scheduled.
+    await connection.execute(
+        "select messages.publish('default', '1', delay => interval '1 day'); "
+        "update messages.message set available_at = now() - interval '5 min' "
+        "where state = 'scheduled'"
+    )
+    assert "staged a message, for 5 min" in (await findings(database))["upkeep"].found
+
+
+async def test_messages_that_nobody_handles(database: str, connection: Connection) -> None:
+    await publish(connection, 1)
+    assert (await findings(database))["backlog"].level is Level.OK
+    await connection.execute("update messages.message set available_at = now() - interval '1 h'")
+    finding = (await findings(database))["backlog"]
+    assert (finding.level, finding.found) == (
+        Level.WARN,
+        "the message next in turn has waited for 60 min",
+    )
+    await connection.execute("select messages.pause_queue('default')")
+    assert (await findings(database))["backlog"].found == "no message waits"
+
+
+async def test_sessions_that_hold_everybody_up(
+    database: str, connection: Connection, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_FORGOTTEN", "_LONG"):
+        monkeypatch.setattr(activity, name, timedelta(0))
+    monkeypatch.setattr(activity, "_MANY", -1)
+    holder = await connect(server_settings={"application_name": "report"})
+    async with holder.transaction(isolation="repeatable_read"):
+        await holder.execute("select pg_current_xact_id()")
+        pid = holder.get_server_pid()
+        found = await findings(database)
+        assert found["idle"].level is Level.WARN
+        assert f"session {pid} of " in found["idle"].found
+        assert "(report) is idle in a transaction" in found["idle"].found
+        assert f"session {pid} of " in found["snapshots"].found
+        assert found["snapshots"].advice == f"select pg_terminate_backend({pid})"
+    sleeping = asyncio.create_task(holder.execute("select pg_sleep(60)"))
+    try:
+        while "takes longer" in (finding := (await findings(database))["long"]).found:
+            assert not sleeping.done()
+        assert f"session {pid} of " in finding.found
+    finally:
+        await connection.execute("select pg_cancel_backend($1)", pid)
+        with pytest.raises(asyncpg.QueryCanceledError):
+            await sleeping
+
+
+async def test_a_bell_that_does_not_arrive(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def elsewhere(dsn: str, **options: Any) -> Any:
+        # Notifications do not cross databases, so this is as deaf as a session behind a pooler.
+        return await connect_ours(with_database(dsn, "template1"), **options)
+
+    monkeypatch.setattr(access, "_HEARD_WITHIN", 0.2)
+    monkeypatch.setattr(access, "connect", elsewhere)
+    finding = (await findings(database))["bell"]
+    assert finding.level is Level.WARN
+    assert "pooler in transaction mode" in finding.found
+    assert "listen_dsn" in finding.advice
+
+
+async def test_a_server_that_only_reads(database: str) -> None:
+    found = await findings(f"{database}?default_transaction_read_only=on")
+    assert found["primary"].level is Level.FAIL
+
+
+async def test_a_pooler_that_drops_what_sessions_ask_for(
+    database: str, connection: Connection
+) -> None:
+    look = Look(connection, database, "--dsn", sees_all=True)
+    await connection.execute("set default_transaction_isolation = serializable")
+    assert "is serializable although" in (await server.check_session(look)).found
+    await connection.execute("reset default_transaction_isolation; set statement_timeout = '5s'")
+    assert "statement_timeout is 5s although" in (await server.check_session(look)).found
+
+
+@pytest.fixture
+async def stranger(server: str) -> AsyncIterator[str]:
+    """Give a database user without any right."""
+    async with session(server) as admin:
+        await admin.execute("create role test_patient login password 'doctor'")
+        yield "test_patient"
+        await admin.execute("drop owned by test_patient")
+        await admin.execute("drop role test_patient")
+
+
+async def test_who_may_not_look_is_told_which_right_that_needs(
+    database: str, connection: Connection, stranger: str
+) -> None:
+    dsn = f"postgresql://{stranger}:doctor@{database.rpartition('@')[2]}"
+    found = await findings(dsn)
+    assert not [finding for finding in found.values() if finding.level is Level.FAIL]
+    blind = {name for name, finding in found.items() if finding.level is Level.SKIPPED}
+    assert blind == {
+        "autovacuum",
+        "schema",
+        "install",
+        "origin",
+        "upkeep",
+        "backlog",
+        "idle",
+        "long",
+    }
+    assert "notifyq_worker" in found["install"].advice
+    assert "pg_read_all_stats" in found["idle"].advice
+    assert found["snapshots"].found.endswith("others need pg_read_all_stats)")
+    await connection.execute(f"grant notifyq_worker, pg_monitor to {stranger}")
+    found = await findings(dsn)
+    assert not [name for name, finding in found.items() if finding.level is Level.SKIPPED]
+    await connection.execute(f"revoke notifyq_worker, pg_monitor from {stranger}")
+
+
+@pytest.mark.parametrize(
+    ("number", "level"),
+    [
+        (140019, Level.FAIL),
+        (150014, Level.WARN),
+        (150015, Level.OK),
+        (160010, Level.WARN),
+        (160011, Level.OK),
+        (170006, Level.WARN),
+        (180000, Level.WARN),
+        (180001, Level.OK),
+        (190000, Level.OK),
+    ],
+)
+async def test_versions(number: int, level: Level) -> None:
+    finding = await judged(server.check_version, str(number))
+    assert finding.level is level
+    assert f"PostgreSQL {number // 10_000}.{number % 10_000}" == finding.found
+
+
+@pytest.mark.parametrize(
+    ("settings", "level"),
+    [
+        (("on", "on", "on"), Level.OK),
+        (("on", "on", "local"), Level.OK),
+        (("on", "on", "off"), Level.WARN),
+        (("on", "off", "on"), Level.WARN),
+        (("off", "on", "on"), Level.WARN),
+    ],
+)
+async def test_durability(settings: tuple[str, ...], level: Level) -> None:
+    row = dict(zip(("fsync", "pages", "commits"), settings, strict=True))
+    assert (await judged(server.check_durability, row)).level is level
+
+
+async def test_room_clock_and_vacuum(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = await judged(server.check_room, {"used": 96, "most": 97})
+    assert full == Finding(Level.WARN, "96 of 97 connections in use", full.advice)
+    assert (await judged(server.check_room, {"used": 50, "most": 97})).level is Level.OK
+    monkeypatch.setattr(server, "time", lambda: 1000.0)
+    for theirs, level in ((1000.0, Level.OK), (1060.0, Level.WARN), (940.0, Level.WARN)):
+        assert (await judged(server.check_clock, theirs)).level is level
+    rows = {"server": True, "is_excluded": False, "live": 10, "dead": 200_000}
+    assert (await judged(server.check_autovacuum, rows)).level is Level.WARN
+    assert (await judged(server.check_autovacuum, rows | {"server": False})).level is Level.FAIL
+
+
+@pytest.mark.parametrize(("usage", "level"), [(0, Level.OK), (0.2, Level.WARN), (0.5, Level.FAIL)])
+async def test_notifications_that_nobody_reads(usage: float, level: Level) -> None:
+    assert (await judged(activity.check_bells, usage)).level is level
+
+
+CRON = {"active": True, "schedule": "10 seconds", "status": "succeeded", "return_message": "1 row"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "version", "row", "level", "text"),
+    [
+        (2, None, None, Level.OK, "the upkeep is that of 2 sessions"),
+        (0, None, None, Level.WARN, "neither pg_cron in this database nor a worker"),
+        (0, "1.6", CRON, Level.OK, "pg_cron 1.6 runs the upkeep: 10 seconds"),
+        (0, "1.4-1", {"schedule": "* * * * *"}, Level.OK, "once a minute: 1.5 knows seconds"),
+        (0, "1.6", {"schedule": "* * * * *"}, Level.WARN, "once a minute only"),
+        (0, "1.6", {"status": "failed", "return_message": "a\nb"}, Level.FAIL, "failed: a b"),
+        (0, "1.6", {"status": None, "age": None}, Level.OK, "runs the upkeep"),
+        (0, "1.6", {"age": timedelta(hours=3)}, Level.WARN, "ran 3 h ago"),
+        (0, "1.6", {"active": False}, Level.WARN, "is switched off"),
+    ],
+)
+async def test_pg_cron(
+    workers: int, version: str | None, row: Mapping[str, Any] | None, level: Level, text: str
+) -> None:
+    whole = None if row is None else {**CRON, "age": timedelta(seconds=3), **row}
+    finding = await judged(install.check_cron, workers, version, whole)
+    assert finding.level is level
+    assert text in finding.found
+
+
+async def test_an_entry_of_pg_cron_that_is_not_there() -> None:
+    finding = await judged(install.check_cron, 1, "1.6", None, "shop")
+    assert finding.level is Level.WARN
+    assert "has no entry `notifyq maintain` that shop may see" in finding.found
+
+
+async def test_owners() -> None:
+    for is_super, may_login, level in (
+        (True, True, Level.WARN),
+        (False, True, Level.WARN),
+        (False, False, Level.OK),
+    ):
+        row = {"name": "boss", "is_super": is_super, "may_login": may_login}
+        assert (await judged(install.check_owner, row)).level is level
+    assert (await judged(install.check_roles, "notifyq_admin")).level is Level.WARN
+
+
+@pytest.mark.parametrize(
+    ("dsn", "ssl", "level", "text"),
+    [
+        ("postgresql://db.example/x", False, Level.WARN, "in the clear"),
+        ("postgresql://db.example/x?sslmode=require", True, Level.WARN, "sslmode=require does not"),
+        ("postgresql://db.example/x", True, Level.WARN, "sslmode=prefer does not"),
+        ("postgresql://db.example/x?sslmode=verify-full", True, Level.OK, "is checked"),
+        ("postgresql://127.0.0.1/x", False, Level.OK, "on this machine"),
+        ("postgresql://u:p@[::1]:5432,localhost/x", False, Level.OK, "on this machine"),
+        ("postgresql:///x?host=/run/postgresql", False, Level.OK, "on this machine"),
+        ("postgresql://localhost,10.0.0.1/x", False, Level.WARN, "in the clear"),
+    ],
+)
+async def test_tls(
+    monkeypatch: pytest.MonkeyPatch, dsn: str, ssl: bool, level: Level, text: str
+) -> None:
+    monkeypatch.delenv("PGHOST", raising=False)
+    monkeypatch.delenv("PGSSLMODE", raising=False)
+    row = {"ssl": ssl, "version": "TLSv1.3", "server": "10.0.0.1"}
+    finding = await judged(access.check_tls, row, dsn=dsn)
+    assert finding.level is level
+    assert text in finding.found
+
+
+async def test_where_the_password_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "_showing", list)
+    finding = await judged(access.check_password, dsn="postgresql://me:secret@db.example/x")
+    assert finding == Finding(Level.OK, "the DSN is from NOTIFYQ_DSN and holds a password")
+    monkeypatch.setenv("NOTIFYQ_DSN", "postgresql://db.example/x")
+    monkeypatch.setenv("NOTIFYQ_DSN_FILE", "/etc/notifyq.dsn")
+    assert (await judged(access.check_password)).level is Level.WARN
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="there is no /proc")  # noqa: PTH112
+def test_a_process_that_shows_a_password() -> None:
+    waits = [sys.executable, "-c", "input()", "notifyq", "worker", "--dsn=postgresql://me:s@h/x"]
+    with subprocess.Popen(waits, stdin=subprocess.PIPE) as process:
+        finding = asyncio.run(judged(access.check_password))
+        process.communicate(b"\n")
+    assert finding.level is Level.WARN
+    assert str(process.pid) in finding.found
+    assert ":s@" not in finding.found
+
+
+def test_durations() -> None:
+    given = (timedelta(seconds=5), timedelta(minutes=4), timedelta(hours=5), timedelta(days=3))
+    assert [lasting(value) for value in given] == ["5.0 s", "4 min", "5 h", "3 d"]
+
+
+def test_the_command_prints_a_line_for_each_check(notifyq: Notifyq, shared_database: str) -> None:
+    result = notifyq("doctor")
+    assert result.err == ""
+    lines = result.out.splitlines()
+    assert [line.split()[1] for line in lines] == list(CHECKS)
+    assert {line.split()[0] for line in lines} <= set(Level)
+    assert result.code == 0
+    rows = notifyq("doctor", "--json").data
+    assert [row["check"] for row in rows] == list(CHECKS)
+    assert all((row["advice"] is None) == (row["level"] == "ok") for row in rows)
+    assert shared_database not in result.out
+
+
+async def test_the_command_without_a_schema(anywhere: Notifyq, empty_database: str) -> None:
+    result = anywhere("doctor", env={"NOTIFYQ_DSN": empty_database})
+    assert result.code == 1
+    assert "schema messages is not installed: run `notifyq init`" in result.out
+    assert result.err == ""
