@@ -26,6 +26,7 @@ class Policy:
     backoff_max: timedelta | None = None
     bell: str | None = None
     retention: timedelta | None = None
+    max_bytes: int | None = None
 
     def args(self) -> tuple[object, ...]:
         """The values in the order of the SQL functions."""
@@ -36,28 +37,39 @@ class Policy:
             self.backoff_max,
             self.bell,
             self.retention,
+            self.max_bytes,
+        )
+
+
+def check_versions(installed: int, serves: int) -> None:
+    """Raise unless a schema of version `installed` works with this package.
+
+    `serves` is the oldest version whose packages that schema still serves.
+    """
+    if installed < sql.SCHEMA_VERSION:
+        raise SchemaTooOldError(
+            f"version {installed} of the schema is installed, {sql.SCHEMA_VERSION} is needed: "
+            "run `notifyq migrate`"
+        )
+    if serves > sql.SCHEMA_VERSION:
+        raise SchemaTooNewError(
+            f"version {installed} of the schema is installed, which serves notifyq from schema "
+            f"{serves} on, and this one is of {sql.SCHEMA_VERSION}: upgrade the package"
         )
 
 
 class Admin:
-    """Create, change, pause and drop queues."""
+    """Create, change, pause and drop queues, and say who may use them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def check_schema(self) -> None:
-        """Raise unless the schema in the database is the one that this version works with."""
+        """Raise unless the schema in the database is one that this version works with."""
         installed = await self._database.value(sql.VERSION)
-        if installed < sql.SCHEMA_VERSION:
-            raise SchemaTooOldError(
-                f"version {installed} of the schema is installed, {sql.SCHEMA_VERSION} is needed: "
-                "run `notifyq migrate`"
-            )
-        if installed > sql.SCHEMA_VERSION:
-            raise SchemaTooNewError(
-                f"version {installed} of the schema is installed, this notifyq knows "
-                f"{sql.SCHEMA_VERSION}: upgrade the package"
-            )
+        # Older ones have not this function.
+        is_newer = installed > sql.SCHEMA_VERSION
+        check_versions(installed, await self._database.value(sql.SERVES) if is_newer else 1)
 
     async def create_queue(self, name: str, policy: Policy | None = None) -> bool:
         """Create a queue. False: it existed, and nothing changed."""
@@ -79,6 +91,23 @@ class Admin:
     async def resume_queue(self, name: str) -> bool:
         """Hand out messages again. False: it was not paused."""
         return bool(await self._database.value(sql.RESUME_QUEUE, name))
+
+    async def grant_queue(
+        self, name: str, role: str, *, publish: bool = True, consume: bool = True
+    ) -> bool:
+        """Let a role and its members use a queue, which is closed to others from then on.
+
+        False: it was so already.
+        """
+        return bool(await self._database.value(sql.GRANT_QUEUE, name, role, publish, consume))
+
+    async def revoke_queue(self, name: str, role: str) -> bool:
+        """Take a grant back; with the last one the queue is open again. False: there was none."""
+        return bool(await self._database.value(sql.REVOKE_QUEUE, name, role))
+
+    async def queue_grants(self, name: str | None = None) -> list[asyncpg.Record]:
+        """The grants of each queue that has any, or of one."""
+        return await self._database.fetch(sql.QUEUE_GRANTS, name)
 
     async def queue_info(self, name: str | None = None) -> list[asyncpg.Record]:
         """Policy and counts of each queue, or of one."""

@@ -86,21 +86,40 @@ class Archive:
         """Retry a slice of the dead messages, the oldest first; return how many."""
         return int(await self._database.value(sql.REDRIVE, queue, status, since, until, quantity))
 
-    async def snapshot(self) -> str:
-        """What is committed now: the start for `dead_since`."""
-        return str(await self._database.value(sql.SNAPSHOT))
+    async def position(self) -> str:
+        """What is committed now, on this server: the start for `dead_since`.
+
+        Raises RestoredDatabaseError in a database that was restored and not adopted.
+        """
+        return str(await self._database.value(sql.POSITION))
+
+    async def check_position(self, position: str) -> None:
+        """Raise ForeignPositionError if it is of another server, or RestoredDatabaseError."""
+        await self._database.value(sql.SNAPSHOT_OF, position)
 
     async def dead_since(
         self, seen: str, queue: str | None = None
     ) -> tuple[str, list[ArchivedMessage]]:
-        """Dead messages whose archiving was not committed in snapshot `seen`, and the next one.
+        """Dead messages whose archiving was not committed at position `seen`, and the next one.
 
-        By id or by time a message that is committed late would be missed; by snapshots none is.
+        By id or by time a message that is committed late would be missed; by positions none is.
+        Raises ForeignPositionError where the position means nothing: on another server, after a
+        restore, or ahead of a standby that took over.
         """
-        rows = await self._database.persist(sql.DEAD_SINCE, seen, queue)
-        dead = [ArchivedMessage.from_row(row) for row in rows if row["id"] is not None]
-        return rows[0]["snapshot"], dead
+        return _followed(await self._database.persist(sql.DEAD_SINCE, seen, queue))
+
+    async def dead_from(
+        self, since: datetime, queue: str | None = None
+    ) -> tuple[str, list[ArchivedMessage]]:
+        """Dead messages that were archived at `since` or later, and the position after them."""
+        return _followed(await self._database.persist(sql.DEAD_FROM, since, queue))
 
     async def cancel(self, message_id: int) -> bool:
         """Archive a message that nobody handles yet as rejected."""
         return bool(await self._database.value(sql.CANCEL, message_id))
+
+
+def _followed(rows: list[asyncpg.Record]) -> tuple[str, list[ArchivedMessage]]:
+    # Where nothing is dead there is one row, which has the position only.
+    dead = [ArchivedMessage.from_row(row) for row in rows if row["id"] is not None]
+    return rows[0]["position"], dead

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from notifyq import sql
 from notifyq.archive import Archive
+from notifyq.errors import ForeignPositionError
 from notifyq.listener import Listener
 
 if TYPE_CHECKING:
@@ -19,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class DeadLetters:
-    """Every message that dies after a snapshot, once, in batches, whatever happens to the server.
+    """Every message that dies after a position, once, in batches, whatever happens to the server.
 
-    `seen` is a snapshot up to which all were handed out, where another process left off; None
-    begins now.
+    `seen` is a position up to which all were handed out, where another process left off; `since`
+    is an instant to begin at instead. With neither it begins now.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class DeadLetters:
         *,
         queue: str | None = None,
         seen: str | None = None,
+        since: datetime | None = None,
         poll: float = 5,
         sink: Sink,
     ) -> None:
@@ -40,16 +43,19 @@ class DeadLetters:
         self._poll = poll
         self._sink = sink
         self._wake = asyncio.Event()
-        self._seen = seen
+        self._from: str | datetime | None = since or seen
+        self._handed = seen
 
     async def batches(self) -> AsyncGenerator[tuple[list[ArchivedMessage], str], None]:
-        """Dead messages as they come, for ever, each time with the snapshot that follows them.
+        """Dead messages as they come, for ever, each time with the position that follows them.
 
-        The first look is handed out even if it found nothing, so that its snapshot can be kept.
-        Raises DatabaseUnavailableError when the server stays away for longer than the retries.
+        The first look is handed out even if it found nothing, so that its position can be kept.
+        Raises DatabaseUnavailableError when the server stays away for longer than the retries,
+        ForeignPositionError when it is another one or lacks what was seen.
         """
         first = True
-        seen = self._seen or await self._archive.snapshot()
+        if self._from is None:
+            self._from = self._handed = await self._archive.position()
         async with Listener(
             self._database.dsn,
             [sql.DEAD_MESSAGE],
@@ -63,9 +69,11 @@ class DeadLetters:
             while True:
                 # Cleared before the look: a bell that rings during it causes another look.
                 self._wake.clear()
-                seen, dead = await self._archive.dead_since(seen, self._queue)
+                seen, dead = await self._look(self._from)
+                self._from = seen
                 if dead or first:
                     first = False
+                    self._handed = seen
                     yield dead, seen
                 if listener.failed.done():
                     listener.failed.result()
@@ -73,3 +81,15 @@ class DeadLetters:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._poll):
                             await self._wake.wait()
+
+    async def _look(self, start: str | datetime) -> tuple[str, list[ArchivedMessage]]:
+        if isinstance(start, datetime):
+            return await self._archive.dead_from(start, self._queue)
+        try:
+            return await self._archive.dead_since(start, self._queue)
+        except ForeignPositionError:
+            # A standby that took over may lack the last seconds. From what was handed out last up
+            # to here nothing died: if it knows that position, it is as good.
+            if self._handed is None or self._handed == start:
+                raise
+            return await self._archive.dead_since(self._handed, self._queue)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from notifyq import sql
+from notifyq.admin import check_versions
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.events import UpkeepDone
 
@@ -30,7 +31,10 @@ class Upkeep:
         self._sink = sink
 
     async def serve(self) -> None:
-        """Maintain, for ever; what fails is left to the next run, or to pg_cron."""
+        """Maintain, for ever; what fails is left to the next run, or to pg_cron.
+
+        Raises SchemaError when the schema has become one that this package cannot work with.
+        """
         while True:
             began = time.monotonic()
             try:
@@ -48,7 +52,9 @@ class Upkeep:
     async def run_once(self) -> bool:
         """Maintain once. False: another session is doing it."""
         [row] = await self._database.fetch(sql.MAINTAIN)
-        if row["reaped"] is None:
+        report = dict(row)
+        check_versions(report.pop("version"), report.pop("serves"))
+        if report["reaped"] is None:
             return False
-        self._sink(UpkeepDone(**dict(row)))
+        self._sink(UpkeepDone(**report))
         return True

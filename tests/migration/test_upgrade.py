@@ -67,7 +67,10 @@ async def test_an_upgrade_keeps_every_row(version_1: str) -> None:
             "message_archive": 4,
         }
         await migrate.upgrade(connection)
-        assert await rows(connection) == before
+        after = await rows(connection)
+        # Their publishers have not been asked whether less would do.
+        assert [queue.pop("max_bytes") for queue in after["queue"]] == 3 * [2**28]
+        assert after == before
 
 
 async def test_messages_go_on_after_an_upgrade(version_1: str) -> None:
@@ -141,7 +144,7 @@ async def test_of_two_upgrades_at_once_one_waits_and_finds_nothing_to_do(version
 async def test_an_upgrade_gives_way_and_tries_again(
     version_1: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.migrate.BEGIN", BEGIN.replace("'5s'", "'50ms'"))
+    monkeypatch.setattr("notifyq.migrate.BEGIN", BEGIN + "set local lock_timeout = '50ms';")
     monkeypatch.setattr(migrate, "_PAUSES", (0.01,) * 1000)
     async with session(version_1) as user, session(version_1) as other, session(version_1) as one:
         begun = user.transaction()
@@ -156,10 +159,27 @@ async def test_an_upgrade_gives_way_and_tries_again(
         assert (await upgrade).version == SCHEMA_VERSION
 
 
+async def test_in_a_circle_of_locks_the_upgrade_gives_way_and_not_the_publisher(
+    version_1: str,
+) -> None:
+    async with session(version_1) as user, session(version_1) as other, session(version_1) as one:
+        # As if it had waited before the upgrade did: who has waited longest looks first.
+        await user.execute("set deadlock_timeout = '700ms'")
+        begun = user.transaction()
+        await begun.start()
+        await user.execute("lock table messages.message in row exclusive mode")
+        upgrade = asyncio.create_task(migrate.upgrade(one))
+        await until_blocked(other, one)
+        # The upgrade has the table of queues by now.
+        await user.fetch("select from messages.queue")
+        await begun.commit()
+        assert (await upgrade).version == SCHEMA_VERSION
+
+
 async def test_an_upgrade_ends_where_a_transaction_does_not(
     version_1: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.migrate.BEGIN", BEGIN.replace("'5s'", "'20ms'"))
+    monkeypatch.setattr("notifyq.migrate.BEGIN", BEGIN + "set local lock_timeout = '20ms';")
     monkeypatch.setattr(migrate, "_PAUSES", (0.01,))
     async with session(version_1) as user, session(version_1) as connection:
         async with user.transaction():

@@ -15,25 +15,28 @@ if TYPE_CHECKING:
 
 
 class _Head(BaseModel):
-    """The first line of the file; the ids that were handed out since the snapshot follow it."""
+    """The first line of the file; the ids handed out since that position follow it.
 
-    system: str
-    """Which server: transaction numbers of another one mean nothing here."""
+    `system` and `snapshot` repeat parts of the position, for notifyq of schema 3 and before.
+    """
+
+    system: str = Field(pattern=r"^-?\d+$")
     queue: str | None = None
     snapshot: str = Field(pattern=r"^\d+:\d+:[\d,]*$")
+    position: str | None = Field(None, pattern=r"^-?\d+(:\d+){3}/\d+:\d+:[\d,]*$")
 
 
 class Bookmark:
-    """A snapshot up to which all is handed out, and the ids that were since; kept if in a file."""
+    """A position up to which all is handed out, and the ids that were since; kept if in a file."""
 
-    def __init__(self, path: Path | None, system: str, queue: str | None) -> None:
+    def __init__(self, path: Path | None, queue: str | None, *, anew: bool = False) -> None:
+        """Read what is in the file; `anew` overwrites it at the first move instead."""
         self._path = path
-        self._system = system
         self._queue = queue
         self._done: set[int] = set()
-        self.snapshot: str | None = None
+        self.position: str | None = None
         """None: there was no file."""
-        if path is not None:
+        if path is not None and not anew:
             self._read(path)
 
     def has(self, message_id: int) -> bool:
@@ -47,12 +50,14 @@ class Bookmark:
             with _writing(self._path), self._path.open("a") as file:
                 file.write(f"{message_id}\n")
 
-    def move(self, snapshot: str) -> None:
-        """Note that all of a snapshot is handed out."""
+    def move(self, position: str) -> None:
+        """Note that all up to a position is handed out."""
         self._done.clear()
-        self.snapshot = snapshot
+        self.position = position
         if self._path is not None:
-            head = _Head(system=self._system, queue=self._queue, snapshot=snapshot)
+            server, _, snapshot = position.partition("/")
+            system, *_ = server.split(":")
+            head = _Head(system=system, queue=self._queue, snapshot=snapshot, position=position)
             # Beside it and renamed: a crash leaves the old state or the new one, never a half.
             fresh = self._path.with_name(self._path.name + ".new")
             with _writing(self._path):
@@ -73,12 +78,10 @@ class Bookmark:
             raise ConfigurationError(
                 f"{path} is not a file that --state wrote: delete it to begin now"
             ) from error
-        if kept.system != self._system:
-            raise ConfigurationError(f"{path} is of another server: delete it to begin now")
         if kept.queue != self._queue:
             of = "all queues" if kept.queue is None else f"--queue {kept.queue}"
             raise ConfigurationError(f"{path} is of {of}: delete it to begin now")
-        self.snapshot = kept.snapshot
+        self.position = kept.position or f"{kept.system}/{kept.snapshot}"
 
 
 @contextmanager

@@ -38,10 +38,9 @@ from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.cli.messages import LimitOption, show
 from notifyq.cli.worker import stop_signals
 from notifyq.deadletters import DeadLetters
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, ForeignPositionError
 from notifyq.events import log_sink
 from notifyq.model import ArchivedMessage, Status
-from notifyq.sql import SYSTEM
 
 dead = typer.Typer(name="dead", help="Messages that did not succeed.", no_args_is_help=True)
 dead.command("show")(show)
@@ -141,6 +140,10 @@ def watch(
     state: Annotated[
         Path | None, typer.Option(help="File that remembers what was handed out.")
     ] = None,
+    since: Annotated[
+        Any,
+        typer.Option(parser=instant, metavar="INSTANT", help="Begin then, whatever --state says."),
+    ] = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -148,23 +151,35 @@ def watch(
 
     Survives a restart of the server and misses nothing: the bell only says when to look. With
     --state another run goes on where this one stopped. A command that fails ends the watch with
-    exit code 1, and the message is handed out again by the next run.
+    exit code 1, and the message is handed out again by the next run. So does a server that was
+    restored, or that took over without the last transactions: --since says where to go on.
     """
     configure_logging(LogLevel.INFO, LogFormat.TEXT)
 
     async def watch_dead() -> None:
         async with open_database(dsn, retry_for=300) as database:
-            bookmark = Bookmark(state, await database.value(SYSTEM), queue)
-            if bookmark.snapshot is None:
+            archive = Archive(database)
+            bookmark = Bookmark(state, queue, anew=since is not None)
+            if bookmark.position is None and since is None:
                 # Kept before the first look: what dies from now on is in it, however we end.
-                bookmark.move(await Archive(database).snapshot())
-            letters = DeadLetters(database, queue=queue, seen=bookmark.snapshot, sink=log_sink)
+                bookmark.move(await archive.position())
+            letters = DeadLetters(
+                database, queue=queue, seen=bookmark.position, since=since, sink=log_sink
+            )
             hand_out = _printer(as_json=as_json) if command is None else partial(_execute, command)
             watch = _Watch(letters, bookmark, hand_out)
+            if bookmark.position is not None:
+                await archive.check_position(bookmark.position)
             with stop_signals(watch.stop):
                 await watch.run()
 
-    run(watch_dead())
+    try:
+        run(watch_dead())
+    except ForeignPositionError as error:
+        where = "" if state is None else f"{state}: "
+        raise ConfigurationError(
+            f"{where}{error.args[0]}: give --since INSTANT to have again what died since then"
+        ) from error
 
 
 class _Watch:

@@ -23,6 +23,11 @@ SqlOption = Annotated[
     bool, typer.Option("--sql", help="Change nothing: print a script for psql that would do it.")
 ]
 
+_FOREIGN = (
+    "this database came from another server: run `notifyq migrate --adopt` when it is to "
+    "be one of its own; until then `notifyq dead watch` is refused"
+)
+
 
 def init(dsn: DsnOption = None, sql: SqlOption = False, as_json: JsonOption = False) -> None:
     """Install the schema in a database; where it is installed, nothing changes."""
@@ -41,15 +46,24 @@ def migrate(
         bool, typer.Option("--dry-run", help="Change nothing: list the files that would be run.")
     ] = False,
     sql: SqlOption = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Take over a database that was restored.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Upgrade the schema in a database to the version of this notifyq."""
+    """Upgrade the schema in a database to the version of this notifyq.
+
+    A database that was restored from the backup of another server has positions that mean nothing
+    here, which is told; --adopt makes it one of this server.
+    """
     if sql and (as_json or dry_run):
         raise typer.BadParameter("--sql excludes --json and --dry-run")
+    if adopt and (sql or dry_run):
+        raise typer.BadParameter("--adopt excludes --sql and --dry-run")
     if sql or dry_run:
         run(_connected(dsn, lambda connection: _preview(connection, sql=sql, as_json=as_json)))
     else:
-        run(_connected(dsn, lambda connection: _migrate(connection, as_json=as_json)))
+        run(_connected(dsn, lambda connection: _migrate(connection, adopt=adopt, as_json=as_json)))
 
 
 async def _connected(dsn: str | None, action: Callable[[Connection], Awaitable[None]]) -> None:
@@ -72,8 +86,10 @@ async def _init(connection: Connection, *, as_json: bool) -> None:
     _tell(report, done, as_json=as_json)
 
 
-async def _migrate(connection: Connection, *, as_json: bool) -> None:
+async def _migrate(connection: Connection, *, adopt: bool, as_json: bool) -> None:
     report = await runner.upgrade(connection)
+    is_adopted = adopt and await runner.adopt(connection)
+    report = dataclasses.replace(report, is_foreign=report.is_foreign and not adopt)
     if report.before != report.version:
         done = (
             f"schema messages upgraded from version {report.before} to {report.version} "
@@ -81,6 +97,8 @@ async def _migrate(connection: Connection, *, as_json: bool) -> None:
         )
     else:
         done = _unmoved(report)
+    if adopt:
+        done += ", and adopted" if is_adopted else ", and adopted before"
     _tell(report, done, as_json=as_json)
 
 
@@ -103,6 +121,8 @@ def _tell(report: runner.Report, done: str, *, as_json: bool) -> None:
         return
     for notice in report.notices:
         err.print(f"notifyq: {notice}", markup=False)
+    if report.is_foreign:
+        err.print(f"notifyq: {_FOREIGN}", markup=False)
     out.print(done, markup=False)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from notifyq import sql
 from notifyq.errors import (
     AccessDeniedError,
     NotifyqError,
@@ -15,7 +16,7 @@ from notifyq.errors import (
     SchemaMissingError,
     SchemaTooOldError,
 )
-from notifyq.migrate.files import BEGIN, Files, plan, script, sql_root
+from notifyq.migrate.files import BEGIN, LOCK, Files, plan, script, sql_root
 from notifyq.migrate.state import check_rights, look
 
 if TYPE_CHECKING:
@@ -27,7 +28,16 @@ if TYPE_CHECKING:
 
     _Choose = Callable[[Files, State], list[Path]]
 
-__all__ = ["Report", "install", "installed_version", "plan", "script", "sql_root", "upgrade"]
+__all__ = [
+    "Report",
+    "adopt",
+    "install",
+    "installed_version",
+    "plan",
+    "script",
+    "sql_root",
+    "upgrade",
+]
 
 # Errors that are not the file's: they speak for themselves, or another attempt may succeed.
 _NOT_THE_FILE = (
@@ -38,8 +48,8 @@ _NOT_THE_FILE = (
     asyncpg.DeadlockDetectedError,
 )
 
-_PAUSES = (1.0, 2.0, 4.0)
-"""Seconds between the attempts to lock tables that others use."""
+_PAUSES = (0.1, 0.2, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 8.0)
+"""Seconds between the attempts to lock tables that others use; each keeps them waiting shortly."""
 
 # Equal before and after: every function is what it was.
 _CODE = """
@@ -65,6 +75,8 @@ class Report:
     is_changed: bool
     """Whether the version or any function is another one than before."""
     files: tuple[Path, ...]
+    is_foreign: bool
+    """Whether the database came from another server, and positions are refused."""
     notices: tuple[str, ...]
     """What the server said, one line each."""
 
@@ -83,6 +95,14 @@ async def install(connection: Connection, root: Path | None = None) -> Report:
 async def upgrade(connection: Connection, root: Path | None = None) -> Report:
     """Bring the schema to this version: the migrations that it lacks, then all code again."""
     return await _persist(connection, Files.find(root), _choose_upgrade)
+
+
+async def adopt(connection: Connection) -> bool:
+    """Take over a database that came from another server. False: it was not.
+
+    What was archived there counts as seen; positions that were taken there are refused.
+    """
+    return bool(await connection.fetchval(sql.ADOPT))
 
 
 def _choose_install(files: Files, state: State) -> list[Path]:
@@ -109,9 +129,9 @@ def _choose_upgrade(files: Files, state: State) -> list[Path]:
 
 
 async def _persist(connection: Connection, files: Files, choose: _Choose) -> Report:
-    for pause in (*_PAUSES, None):
+    for attempt, pause in enumerate((*_PAUSES, None)):
         try:
-            return await _run(connection, files, choose)
+            return await _run(connection, files, choose, attempt)
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
             if pause is None:
                 raise SchemaError(
@@ -122,7 +142,7 @@ async def _persist(connection: Connection, files: Files, choose: _Choose) -> Rep
     raise AssertionError  # the last attempt returns or raises; this line tells the type checker
 
 
-async def _run(connection: Connection, files: Files, choose: _Choose) -> Report:
+async def _run(connection: Connection, files: Files, choose: _Choose, attempt: int) -> Report:
     notices: list[str] = []
 
     def hear(_: object, message: asyncpg.PostgresLogMessage) -> None:
@@ -138,10 +158,13 @@ async def _run(connection: Connection, files: Files, choose: _Choose) -> Report:
             state = await look(connection)
             paths = choose(files, state)
             check_rights(state)
+            if attempt % 2 and files.pending(state["installed"] or files.version):
+                await connection.execute(LOCK)
             before = await connection.fetchval(_CODE)
             for path in paths:
                 await _execute(connection, path, files.text(path))
             after = await connection.fetchval(_CODE)
+            is_foreign = await connection.fetchval(sql.IS_FOREIGN)
     finally:
         connection.remove_log_listener(hear)
     return Report(
@@ -151,6 +174,7 @@ async def _run(connection: Connection, files: Files, choose: _Choose) -> Report:
         version=files.version,
         is_changed=before != after or state["installed"] != files.version,
         files=tuple(paths),
+        is_foreign=is_foreign,
         notices=tuple(dict.fromkeys(notices)),
     )
 

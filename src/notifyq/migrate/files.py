@@ -14,7 +14,9 @@ from pathlib import Path
 from notifyq.errors import SchemaError, SchemaTooNewError
 
 # The advisory key follows _upkeep_key() of 20_internal.sql. Waiting for another upgrade may take as
-# long as it takes; waiting for a table may not, for all later statements would queue up behind.
+# long as it takes; waiting for a table may not, for all later statements would queue up behind. And
+# where it waits in a circle with a publisher, it has to give way before the server looks for
+# deadlocks: that would end whoever looks first.
 BEGIN = """
 set local statement_timeout = 0;
 set local lock_timeout = 0;
@@ -22,8 +24,18 @@ set local client_min_messages = notice;
 -- No schema where others may create functions: they could shadow those of the system.
 set local search_path = pg_catalog, pg_temp;
 do $$ begin perform pg_advisory_xact_lock(7305427003); end; $$;
-set local lock_timeout = '5s';
+do $$ begin perform set_config(
+  'lock_timeout',
+  (select greatest(s.setting::integer / 2, 1)::text from pg_settings as s
+    where s.name = 'deadlock_timeout'),
+  true
+); end; $$;
 """
+
+# Run before the migrations by every second attempt. Publishers that ring use the table of messages
+# before that of queues, workers the other way round: under load either can keep one order of locks
+# from coming through, but not both.
+LOCK = "\nlock table messages.message in access exclusive mode;\n"
 
 _RECORD = """
 insert into messages.schema_version (version) values ({})

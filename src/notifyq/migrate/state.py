@@ -31,6 +31,7 @@ select
   pg_is_in_recovery() as is_standby,
   current_setting('transaction_read_only')::boolean as is_read_only,
   pg_get_userbyid(n.nspowner)::text as owner,
+  (select r.rolcanlogin from pg_roles as r where r.oid = n.nspowner) as owner_logs_in,
   pg_has_role(n.nspowner, 'usage') as is_owner,
   exists (select from pg_class as c where c.relnamespace = n.oid)
     or exists (select from pg_proc as p where p.pronamespace = n.oid)
@@ -95,4 +96,5 @@ def _not_the_owner(state: State) -> AccessDeniedError:
     return AccessDeniedError(
         f"user {state['role']} may not change schema messages in database {state['database']}: "
         f"run as its owner, {state['owner']}"
+        + ("" if state["owner_logs_in"] else ": as a superuser, or as a member of that role")
     )

@@ -1,0 +1,199 @@
+-- Origin: positions of readers, and refusing those that were taken on another server.
+--
+-- owns:    nothing
+-- writes:  nothing
+-- calls:   messages._invalid
+-- raises:  NQ003 invalid argument, NQ903 not adopted, NQ904 foreign position
+
+-- What the server says of itself now, under the epoch that is in force.
+create or replace function messages._here()
+  returns messages.origin
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_here messages.origin;
+begin
+  select coalesce((select max(o.epoch) from messages.origin as o), 1), s.system_identifier,
+    case
+      when pg_is_in_recovery() then (select c.timeline_id from pg_control_checkpoint() as c)
+      -- After a promotion the control file knows it from the next checkpoint on, and not before.
+      else ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer
+    end,
+    pg_snapshot_xmax(pg_current_snapshot()), clock_timestamp()
+  into v_here
+  from pg_control_system() as s;
+  return v_here;
+end;
+$$;
+
+create or replace function messages._is_known(here messages.origin)
+  returns boolean
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return exists (
+    select from messages.origin as o
+    where o.epoch = here.epoch
+      and o.system_identifier = here.system_identifier
+  );
+end;
+$$;
+
+create or replace function messages._is_foreign(here messages.origin)
+  returns boolean
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return not messages._is_known(here)
+  -- Rows may have come without the table origin. What is visible has a smaller number, but for
+  -- what this transaction has archived itself.
+  or exists (
+    select from messages.message_archive as a
+    where a.xid >= pg_snapshot_xmax(pg_current_snapshot())
+      and a.xid is distinct from pg_current_xact_id_if_assigned()
+  );
+end;
+$$;
+
+create or replace function messages._check_origin(here messages.origin)
+  returns void
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if messages._is_foreign(here) then
+    raise exception using
+      errcode = 'NQ903',
+      message = 'this database came from another server and has not been adopted',
+      hint = '`notifyq migrate` tells how, or call messages.adopt(); until then messages are '
+        'handled, but positions are refused';
+  end if;
+end;
+$$;
+
+create or replace function messages._foreign(why text)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  raise exception using
+    errcode = 'NQ904',
+    message = 'this position is ' || why,
+    hint = 'look for what is missing by its time, and begin with messages.current_position()';
+end;
+$$;
+
+create or replace function messages._check_ahead(seen pg_snapshot)
+  returns void
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot()) then
+    perform messages._foreign(
+      'ahead of this server, which was restored or promoted and lacks what had been seen'
+    );
+  end if;
+end;
+$$;
+
+create or replace function messages._database()
+  returns oid
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return (select d.oid from pg_database as d where d.datname = current_database());
+end;
+$$;
+
+create or replace function messages.current_position()
+  returns text
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_here messages.origin := messages._here();
+begin
+  perform messages._check_origin(v_here);
+  return format(
+    '%s:%s:%s:%s/%s', v_here.system_identifier, messages._database(), v_here.epoch,
+    v_here.timeline, pg_current_snapshot()
+  );
+end;
+$$;
+comment on function messages.current_position() is
+  'What is committed now, on this server, as a text that snapshot_of() takes: keep it to go on '
+  'from here. Raises NQ903 in a database that was restored and not adopted.';
+
+create or replace function messages.snapshot_of(place text)
+  returns pg_snapshot
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  -- Those of notifyq before version 4 of the schema name the server only.
+  v_parts text[] := regexp_match(
+    place, '^(-?\d+)(?::(\d+):(\d+):(\d+))?/(\d{1,19}:\d{1,19}:[\d,]*)$'
+  );
+  v_here messages.origin := messages._here();
+  v_seen pg_snapshot := v_parts[5]::pg_snapshot;
+begin
+  if v_parts is null then
+    perform messages._invalid(
+      format('%L is not a position', left(place, 100)), 'take it from messages.current_position()'
+    );
+  end if;
+  perform messages._check_origin(v_here);
+  if v_parts[1] <> v_here.system_identifier::text then
+    perform messages._foreign(
+      format('of another server: of %s, and this is %s', v_parts[1], v_here.system_identifier)
+    );
+  elsif v_parts[2] <> messages._database()::text then
+    perform messages._foreign('of another database of this server');
+  elsif v_parts[3] <> v_here.epoch::text then
+    perform messages._foreign('from before this database was restored');
+  end if;
+  perform messages._check_ahead(v_seen);
+  -- A standby that took over has given numbers anew that the position may have seen already. Those
+  -- below what it knows to be reached on the old timeline are the same on both.
+  if v_parts[4] <> v_here.timeline::text and not exists (
+    select from messages.origin as o
+    where o.epoch = v_here.epoch
+      and o.timeline::text = v_parts[4]
+      and o.reached >= pg_snapshot_xmax(v_seen)
+  ) then
+    perform messages._foreign(
+      format(
+        'of timeline %s, and timeline %s may lack what it has seen', v_parts[4], v_here.timeline
+      )
+    );
+  end if;
+  return v_seen;
+end;
+$$;
+comment on function messages.snapshot_of(text) is
+  'The snapshot of a position that current_position() gave, for dead_since() and for readers of '
+  'message_archive.xid. Raises NQ904 for a position that means nothing here: of another server or '
+  'database, from before a restore, or ahead of a standby that took over.';

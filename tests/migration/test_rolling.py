@@ -1,0 +1,121 @@
+"""Old workers and new ones beside each other while the schema is upgraded: nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from database import ROOT, session, until
+from migration.programs import APP, running
+from notifyq import migrate
+from notifyq.sql import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from database import Connection
+
+OLD = "646d542fe6df"
+"""The last commit whose package is of version 3 of the schema."""
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """Give the sources of the older package, as git has them."""
+    try:
+        packed = subprocess.run(
+            ["git", "-C", str(ROOT), "archive", OLD, "src", "db"], capture_output=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"the history of the repository is not here: {error}")
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as files:
+        files.extractall(tmp_path / "old", filter="data")
+    return tmp_path / "old/src"
+
+
+class Load:
+    """Publishes at the pace of the workers, and counts who has handled what."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.published = 0
+
+    async def go_on(self, quantity: int = 200) -> None:
+        for _ in range(quantity // 20):
+            await self._connection.execute(
+                "select messages.publish('rolling', to_jsonb(n)) from generate_series(1, 20) as n"
+            )
+            self.published += 20
+            await until(self._is_nearly_done, "the workers have caught up")
+
+    async def _is_nearly_done(self) -> bool:
+        return sum((await self.handled()).values()) >= self.published - 40
+
+    async def handled(self) -> dict[int, int]:
+        """Count what the archive has of each worker process."""
+        rows = await self._connection.fetch(
+            "select split_part(handled_by, ':', 2)::integer, count(*) "
+            "from messages.message_archive group by 1"
+        )
+        return {row[0]: row[1] for row in rows}
+
+    async def drain(self) -> None:
+        async def is_empty() -> bool:
+            return not await self._connection.fetchval("select count(*) from messages.message")
+
+        await until(is_empty, "everything is handled", 30)
+        rows = await self._connection.fetch(
+            "select status::text, count(*), count(distinct id) from messages.message_archive "
+            "group by status"
+        )
+        assert [tuple(row) for row in rows] == [("success", self.published, self.published)]
+
+
+async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
+    empty_database: str, old: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    new = ROOT / "src"
+    worker = (empty_database, "worker", "shop:app")
+    with running(tmp_path, old, empty_database, "init") as init:
+        assert await init.ended() == 0, init.said
+    async with session(empty_database) as connection, session(empty_database) as owner:
+        load = Load(connection)
+        assert await migrate.installed_version(owner) == 3
+        with running(tmp_path, new, *worker) as early:
+            assert await early.ended() == 1
+            assert f"version 3 of the schema is installed, {SCHEMA_VERSION} is needed" in early.said
+        with running(tmp_path, old, *worker) as before:
+            await before.says("WorkerStarted")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(load.go_on())
+                report = await migrate.upgrade(owner)
+            assert (report.before, report.version) == (3, SCHEMA_VERSION)
+            with running(tmp_path, new, *worker) as after:
+                await after.says("WorkerStarted")
+                counts = await load.handled()
+
+                async def both_have_handled_more() -> bool:
+                    await load.go_on(40)
+                    now = await load.handled()
+                    pids = (before.process.pid, after.process.pid)
+                    return all(now.get(pid, 0) > counts.get(pid, 0) for pid in pids)
+
+                await until(both_have_handled_more, "both kinds of workers handle messages", 20)
+                await load.drain()
+                for program in (before, after):
+                    os.kill(program.process.pid, signal.SIGTERM)
+                    assert await program.ended() == 0, program.said
+                    assert "Traceback" not in program.said
+        # A package of version 3 knows nothing of what a schema serves, and will not start anew.
+        with running(tmp_path, old, *worker) as late:
+            assert await late.ended() == 1
+            assert f"version {SCHEMA_VERSION} of the schema is installed, this noti" in late.said
+            assert "upgrade the package" in late.said

@@ -1,0 +1,181 @@
+"""Packages of older versions still work with this schema: what they send, and they themselves."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from database import open_session
+from notifyq.admin import check_versions
+from notifyq.errors import SchemaTooNewError, SchemaTooOldError
+from notifyq.migrate.files import Files, Migration
+from notifyq.sql import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from database import Connection
+
+OLDER = [2, 3]
+"""Versions whose statements are kept here, as their packages had them in sql.py."""
+NOT_SENT = {"NEW_MESSAGE", "DEAD_MESSAGE"}
+"""Names of channels."""
+LOCK = timedelta(minutes=1)
+
+
+class Package:
+    """Sends the statements of an older package, and knows which of them were sent."""
+
+    def __init__(self, connection: Connection, version: int) -> None:
+        path = Path(__file__).with_name(f"statements_{version:04}.json")
+        self._statements: dict[str, str] = json.loads(path.read_text(encoding="ascii"))
+        self._connection = connection
+        self.left = set(self._statements) - NOT_SENT
+
+    def has(self, name: str) -> bool:
+        return name in self._statements
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        # Where a later one has more parameters than an earlier one, they are the last.
+        self.left.discard(name)
+        count = next((n for n in range(20) if f"${n + 1}" not in self._statements[name]), 0)
+        return await self._connection.fetch(self._statements[name], *args[:count])
+
+    async def value(self, name: str, *args: Any) -> Any:
+        [row] = await self.fetch(name, *args)
+        return row[0]
+
+
+@pytest.fixture(params=OLDER)
+async def package(request: pytest.FixtureRequest, database: str) -> AsyncIterator[Package]:
+    """Give each of the older packages, with a session like its own."""
+    connection = await open_session(database)
+    # Theirs has no codec for jsonb.
+    await connection.reset_type_codec("jsonb", schema="pg_catalog")
+    yield Package(connection, request.param)
+    await connection.close()
+
+
+async def claim(package: Package, quantity: int = 10, queue: str = "old") -> list[Any]:
+    return await package.fetch("CLAIM", [queue], quantity, LOCK, "w", None, True)
+
+
+async def publish(package: Package, text: str, **changes: Any) -> int:
+    options = {"priority": 0, "delay": None, "available_at": None, "type": "t", "headers": "{}"}
+    id_: int = await package.value(
+        "PUBLISH", "old", text, *(options | changes).values(), changes.get("dedup_key")
+    )
+    return id_
+
+
+async def test_a_life_of_messages(package: Package) -> None:
+    assert await package.value("VERSION") == SCHEMA_VERSION
+    policy = (LOCK, 2, timedelta(0), timedelta(0), "auto", timedelta(days=3))
+    assert await package.value("CREATE_QUEUE", "old", *policy)
+    await package.fetch("ALTER_QUEUE", "old", *policy)
+    for name in package.left & {"NOW", "PATIENCE", "NUMBER", "RING", "KEEP_ALIVE", "END_SESSION"}:
+        given = {"RING": ["new_message"], "END_SESSION": [0, await _now(package)]}
+        await package.fetch(name, *given.get(name, []))
+    if package.has("LATER"):
+        await package.value("LATER", LOCK)
+    await package.value("SESSION", "nobody")
+    assert int(await package.value("SYSTEM")) != 0
+    seen = await package.value("SNAPSHOT")
+
+    first = await publish(package, '{"a": 1}')
+    options = (None, None, None, None, "{}", None)
+    many = await package.fetch("PUBLISH_MANY", "old", ["2", "3", "4"], 1, *options[1:])
+    held = await claim(package)
+    assert [row["id"] for row in held] == [*(row[0] for row in many), first]
+    await package.fetch("EXTEND_MANY", *_keys(held), LOCK)
+    done = await package.fetch(
+        "FINISH_MANY", *_keys(held[:2]), ["success", "rejected"], [None, "no"], ["7", None]
+    )
+    assert [row[0] for row in done] == [row["id"] for row in held[:2]]
+    # One attempt is left, then none.
+    for expected in (True, True):
+        [again] = [row for row in held if row["id"] == first]
+        key = (again["id"], again["lock_token"])
+        assert await package.value("RETRY", *key, timedelta(0), "ouch", "failed") is expected
+        held = [*held[:3], *await claim(package)]
+    assert len(await package.fetch("RELEASE_MANY", *_keys(held[2:3]))) == 1
+    [orphan] = await claim(package)
+    assert await package.value("RELEASE_ORPHANS", "w", []) == 1
+    assert await package.value("CANCEL", orphan["id"])
+
+    await _bells(package)
+    [upkeep] = await package.fetch("MAINTAIN")
+    assert [*upkeep.keys()] == ["reaped", "staged", "rung", "partitions_made", "partitions_dropped"]
+    await _inspect(package, first, seen)
+    assert await package.value("PAUSE_QUEUE", "old")
+    assert await package.value("RESUME_QUEUE", "old")
+    assert await package.value("DROP_QUEUE", "old", True) == 1
+    assert package.left == set()
+
+
+def _keys(rows: list[Any]) -> tuple[list[int], list[int]]:
+    return [row["id"] for row in rows], [row["lock_token"] for row in rows]
+
+
+async def _now(package: Package) -> Any:
+    [row] = await package._connection.fetch("select clock_timestamp()")
+    return row[0]
+
+
+async def _bells(package: Package) -> None:
+    if package.has("ATTEND"):
+        await package.value("ATTEND", "old")
+        number = await package.value("UNATTEND", ["old"])
+        await package.value("SETTLED", number or await package.value("NUMBER"))
+        held = await package.value("WATCH", ["old"])
+        await package.value("UNWATCH", ["old"], held)
+        await package.fetch("SUMMON", ["old"], False)
+
+
+async def _inspect(package: Package, dead: int, seen: str) -> None:
+    assert [row["queue"] for row in await package.fetch("QUEUE_INFO", "old")] == ["old"]
+    assert await package.fetch("MESSAGE_LIST", None, None, 10) == []
+    assert await package.fetch("MESSAGE_FIND", dead) == []
+    assert len(await package.fetch("ARCHIVE_LIST", "old", "success", 10, None)) == 1
+    assert len(await package.fetch("ARCHIVE_FIND", dead)) == 1
+    assert await package.fetch("ARCHIVE_SUMMARY", "old", None)
+    assert len(await package.fetch("DEAD_LIST", "old", 10, 0)) == 3
+    assert len(await package.fetch("DEAD_SINCE", seen, None)) == 3
+    assert await package.value("DEAD_COUNT", "old") == 3
+    assert len(await package.fetch("DEAD_RETRY", [dead])) == 1
+    assert await package.value("REDRIVE", "old", None, None, None, 1) == 1
+    taken = await claim(package, 1)
+    await package.fetch("FINISH_MANY", *_keys(taken), ["success"], [None], [None])
+    assert await package.value("DEAD_DELETE", [dead]) == 1
+
+
+async def test_the_schema_serves_the_versions_that_are_tried_here(connection: Connection) -> None:
+    serves = await connection.fetchval("select messages.serves()")
+    assert list(range(serves, SCHEMA_VERSION)) == OLDER
+    broken = [step.version for step in Files.find().migrations if step.is_breaking]
+    assert max(broken, default=1) <= serves
+
+
+def test_a_breaking_migration_says_so(root: Path) -> None:
+    path = root / "migrations/0099_contract.sql"
+    path.write_text("-- breaking: yes\n-- needs: owner\n")
+    assert Migration.read(path).is_breaking
+
+
+def test_versions_that_fit_and_those_that_do_not() -> None:
+    check_versions(SCHEMA_VERSION, 2)
+    check_versions(SCHEMA_VERSION, SCHEMA_VERSION)
+    check_versions(SCHEMA_VERSION + 5, SCHEMA_VERSION)
+    needed = f"^version 1 of the schema is installed, {SCHEMA_VERSION} is needed: run `notifyq mig"
+    with pytest.raises(SchemaTooOldError, match=needed):
+        check_versions(1, 1)
+    later = (
+        f"^version 99 of the schema is installed, which serves notifyq from schema 98 on, and this "
+        f"one is of {SCHEMA_VERSION}: upgrade the package$"
+    )
+    with pytest.raises(SchemaTooNewError, match=later):
+        check_versions(99, 98)
