@@ -38,6 +38,19 @@ $$;
 comment on function messages.version() is
   'The version of the schema that these functions need and that 99_check.sql records.';
 
+create or replace function messages.serves()
+  returns integer
+  language sql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select 2;
+$$;
+comment on function messages.serves() is
+  'The oldest version whose packages still work with this schema; they refuse it if theirs is '
+  'older.';
+
 do $$
 declare
   v_installed integer := (select max(s.version) from messages.schema_version as s);

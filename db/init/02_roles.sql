@@ -1,6 +1,6 @@
--- Roles: who may do what. Group roles without login; 90_grants.sql gives them their rights.
+-- Roles: who may do what. None can log in; 90_grants.sql gives them the schema and their rights.
 --
--- owns:    roles notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin
+-- owns:    roles notifyq_owner, notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin
 -- writes:  nothing
 -- calls:   nothing
 -- raises:  nothing; without the right to create roles the owner grants by hand
@@ -10,11 +10,16 @@ declare
   v_role text;
 begin
   foreach v_role in array array[
-    'notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'
+    'notifyq_owner', 'notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'
   ] loop
     begin
       if to_regrole(v_role) is null then
         execute format('create role %I nologin', v_role);
+        if v_role = 'notifyq_owner' and not pg_has_role(v_role, 'usage') then
+          -- Whoever installs must be able to do so again. Not where another has made the role: its
+          -- members can do everything to each schema of the server that it owns.
+          execute format('grant %I to %I', v_role, current_user);
+        end if;
       end if;
     exception
       -- Roles belong to the whole cluster: another database may be creating them right now.

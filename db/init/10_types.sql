@@ -27,7 +27,8 @@ begin
       backoff interval,
       backoff_max interval,
       bell text,
-      retention interval
+      retention interval,
+      max_bytes integer
     );
   end if;
   if to_regtype('messages.summary_report') is null then

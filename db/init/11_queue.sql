@@ -14,6 +14,7 @@ create table if not exists messages.queue (
   bell text not null default 'auto',
   paused boolean not null default false,
   retention interval not null default interval '30 days',
+  max_bytes integer not null default 1048576,
   constraint queue_name_pk primary key (name),
   -- A bell's payload is `<queue>:<ids>` in less than 8000 bytes; bytes count, not characters.
   constraint queue_name_ck check (
@@ -25,7 +26,8 @@ create table if not exists messages.queue (
   constraint queue_max_attempts_ck check (max_attempts between 1 and 1000),
   constraint queue_backoff_ck check (backoff >= interval '0' and backoff_max >= backoff),
   constraint queue_bell_ck check (bell in ('auto', 'always', 'off')),
-  constraint queue_retention_ck check (retention > interval '0')
+  constraint queue_retention_ck check (retention > interval '0'),
+  constraint queue_max_bytes_ck check (max_bytes between 4096 and 268435456)
 );
 
 comment on table messages.queue is 'Registry of queues; change it through the queue functions.';
@@ -45,6 +47,8 @@ comment on column messages.queue.paused is
   'A paused queue takes messages but hands none out and rings no bell.';
 comment on column messages.queue.retention is
   'How long archived messages are kept. Whole days are dropped, by the longest of all queues.';
+comment on column messages.queue.max_bytes is
+  'Most bytes of a message and its headers together, as JSON text.';
 
 insert into messages.queue (name)
 values ('default')

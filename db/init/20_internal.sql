@@ -84,16 +84,6 @@ begin
 end;
 $$;
 
-create or replace function messages._upkeep_key()
-  returns bigint
-  language sql
-  immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-  select 7305427002;
-$$;
-
 -- Exponential backoff with equal jitter: half of the delay is fixed, half is random, so that
 -- messages that failed together do not come back together.
 -- Source: M. Brooker, Exponential Backoff And Jitter, AWS Architecture Blog, 2015.

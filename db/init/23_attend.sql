@@ -11,8 +11,8 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._queue
--- raises:  NQ001 queue not found
+-- calls:   messages._queue, messages._check_access
+-- raises:  NQ001 queue not found, NQ007 no right to the queue
 
 create or replace function messages._attended_key(queue text)
   returns bigint
@@ -40,6 +40,7 @@ declare
   v_publishers bigint;
   v_is_attended boolean;
 begin
+  perform messages._check_access(v_queue.name, 'consume from');
   if v_queue.bell <> 'auto' or v_queue.paused then
     return false;
   end if;
@@ -81,7 +82,7 @@ comment on function messages.attend(text, boolean) is
   'sessions publish at this moment. False: they do not, or another session attends, or the bell of '
   'the queue is not auto. Null: publishers that ring did not end within half a second; some may '
   'have been silent meanwhile, as if unattend() had been called now. Raises NQ001 for an unknown '
-  'queue.';
+  'queue, and NQ007 for one from which the caller may not consume.';
 
 create or replace function messages.unattend(queues text[])
   returns xid8

@@ -2,8 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  nothing; notifies new_message
--- calls:   messages._notify
--- raises:  nothing
+-- calls:   messages._notify, messages._check_access, messages._may
+-- raises:  NQ007 no right to the queue
 
 create or replace function messages._watching_key(queue text, place integer)
   returns bigint
@@ -24,6 +24,7 @@ create or replace function messages.watch(queues text[], places integer default 
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  perform messages._check_access(u.name, 'consume from') from unnest(watch.queues) as u (name);
   return array(
     select (
       select p.place
@@ -39,7 +40,8 @@ $$;
 comment on function messages.watch(text[], integer) is
   'Take a place among those who answer the bell for a single message, in each of the queues; null '
   'where all are taken. A thousand idle workers need not all get up for one message. Held to '
-  'unwatch() or the end of the session; do not take a second place of the same queue.';
+  'unwatch() or the end of the session; do not take a second place of the same queue. Raises NQ007 '
+  'for a queue from which the caller may not consume.';
 
 create or replace function messages._is_watched(queue text, places integer)
   returns boolean
@@ -109,6 +111,7 @@ begin
     where q.name = any (summon.queues)
       and not q.paused
       and q.bell <> 'off'
+      and messages._may(q.name, 'consume from')
     order by q.name
   loop
     continue when not always and not exists (

@@ -3,8 +3,8 @@
 -- owns:    nothing
 -- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts)
 -- calls:   messages._queue, messages._look, messages._busy_queues, messages._check_quantity,
---          messages._check_positive
--- raises:  NQ001 queue not found, NQ003 invalid argument
+--          messages._check_positive, messages._consents, messages._barred_queues
+-- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 -- Scheduled messages that are due become waiting ones, up to quantity of them. They wait in an
 -- index of their own, so that a million of them cost a claim one look.
@@ -82,6 +82,10 @@ begin
     from messages.queue as q
     where q.name = any (coalesce(v_names, array(select a.name from messages.queue as a)))
       and not q.paused
+      and (
+        not exists (select from messages.queue_grant as g where g.queue = q.name)
+        or messages._consents(q.name, claim.queues is not null)
+      )
     order by array_position(claim.queues, q.name), q.name
   loop
     v_ids := messages._look(v_queue.name, v_left, claim.filter, claim.thorough);
@@ -113,7 +117,8 @@ comment on function messages.claim(text[], integer, interval, text, jsonpath, bo
   'Returns no row, and does not wait, where nothing is free. While very many dead rows lie before '
   'the first message, a session goes on behind the last one that it claimed, and finds what has '
   'come in before it a second later, or ten times as much later as a look at everything takes; '
-  'thorough looks at everything now. Raises NQ001 for an unknown queue.';
+  'thorough looks at everything now. Raises NQ001 for an unknown queue, and NQ007 for one from '
+  'which the caller may not consume; with null those are left out.';
 
 create or replace function messages.claim_id(
   id bigint,
@@ -127,6 +132,7 @@ create or replace function messages.claim_id(
 as $$
 declare
   v_now timestamptz := clock_timestamp();
+  v_barred text[] := messages._barred_queues();
 begin
   perform messages._check_positive('lock_timeout', claim_id.lock_timeout);
   return query
@@ -138,6 +144,7 @@ begin
       and m.state <> 'locked'
       and m.available_at <= v_now
       and not q.paused
+      and m.queue <> all (v_barred)
     for update of m skip locked
   )
   update messages.message as m
@@ -153,5 +160,5 @@ begin
 end;
 $$;
 comment on function messages.claim_id(bigint, interval, text) is
-  'Lock the message with this id and return it; no row if it is locked, not yet due, finished or '
-  'its queue is paused. For tools: workers claim by queue.';
+  'Lock the message with this id and return it; no row if it is locked, not yet due, finished, '
+  'its queue is paused, or the caller may not consume from it. For tools: workers claim by queue.';

@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive
--- calls:   messages._archive, messages._backoff, messages._ring, messages._queue, messages._invalid
+-- calls:   messages._archive, messages._backoff, messages._ring, messages._queue,
+--          messages._invalid, messages._screen
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.finish_many(
@@ -20,6 +21,9 @@ as $$
 begin
   if cardinality(ids) <> cardinality(lock_tokens) or cardinality(ids) <> cardinality(statuses) then
     perform messages._invalid('ids, lock_tokens and statuses must have the same length');
+  end if;
+  if exists (select from messages.queue_grant) then
+    ids := messages._screen(ids);
   end if;
   return query select a.id from messages._archive(ids, lock_tokens, statuses, details, results)
     as a (id);
@@ -44,6 +48,9 @@ create or replace function messages.finish(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  if exists (select from messages.queue_grant) then
+    id := (messages._screen(array[id]))[1];
+  end if;
   return exists (
     select from messages._archive(
       array[id], array[lock_token], array[status], array[details], array[result]
@@ -102,6 +109,9 @@ declare
   v_message messages.message;
   v_queue messages.queue;
 begin
+  if exists (select from messages.queue_grant) then
+    id := (messages._screen(array[id]))[1];
+  end if;
   select m.* into v_message
   from messages.message as m
   where m.id = retry.id

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message
--- calls:   messages._ring, messages._compact, messages._check_positive
+-- calls:   messages._ring, messages._compact, messages._check_positive, messages._screen
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.extend_many(
@@ -23,6 +23,9 @@ declare
   v_now timestamptz := clock_timestamp();
 begin
   perform messages._check_positive('lock_timeout', extend_many.lock_timeout);
+  if exists (select from messages.queue_grant) then
+    ids := messages._screen(ids);
+  end if;
   return query
   update messages.message as m
   set lock_expires_at = v_now + coalesce(
@@ -80,6 +83,9 @@ as $$
 declare
   v_freed messages.message[];
 begin
+  if exists (select from messages.queue_grant) then
+    ids := messages._screen(ids);
+  end if;
   with freed as (
     update messages.message as m
     set state = 'waiting',

@@ -2,8 +2,9 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive
--- calls:   messages._archive, messages._queue, messages._stage, messages._check_quantity
--- raises:  NQ001 queue not found, NQ003 invalid argument
+-- calls:   messages._archive, messages._queue, messages._stage, messages._check_quantity,
+--          messages._check_access
+-- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 create or replace function messages.take(queue text, quantity integer default 1)
   returns setof messages.message
@@ -20,6 +21,9 @@ declare
   v_taken messages.message[];
 begin
   perform messages._check_quantity(take.quantity, 10000);
+  if exists (select from messages.queue_grant) then
+    perform messages._check_access(v_queue.name, 'consume from');
+  end if;
   if v_queue.paused then
     return;
   end if;
@@ -46,7 +50,8 @@ comment on function messages.take(text, integer) is
   'Take up to quantity (at most 10000) messages out of a queue, archive them as success and return '
   'them, all inside the caller''s transaction: commit makes it so, rollback or a lost connection '
   'puts them back. Does not wait for messages that others hold. Keep the transaction short: it '
-  'holds back vacuum. Raises NQ001 for an unknown queue.';
+  'holds back vacuum. Raises NQ001 for an unknown queue, and NQ007 for one from which the caller '
+  'may not consume.';
 
 create or replace function messages.cancel(id bigint)
   returns boolean

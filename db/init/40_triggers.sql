@@ -1,10 +1,11 @@
 -- Triggers: what makes a plain insert a full publish, and a dead message heard.
 --
--- owns:    the triggers of messages.message and messages.message_archive
+-- owns:    triggers schedule and published of messages.message, died of messages.message_archive
 -- writes:  messages.message (state of scheduled rows); notifies new_message and dead_message
 -- calls:   messages._queue, messages._ring, messages._compact, messages._notify,
---          messages._publishing_key, messages._attended_key, messages._invalid
--- raises:  NQ001 queue not found, NQ003 invalid argument
+--          messages._publishing_key, messages._attended_key, messages._invalid,
+--          messages._await_drop
+-- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 create or replace function messages._schedule()
   returns trigger
@@ -25,11 +26,12 @@ begin
 end;
 $$;
 
--- The condition is evaluated without a call, so rows that are due at once pay next to nothing.
+-- The condition is evaluated without a call, so rows that are due at once pay next to nothing. It
+-- need not ask for the state: nobody sets available_at of a locked message.
 create or replace trigger schedule
   before insert or update of available_at on messages.message
   for each row
-  when (new.available_at > now() and new.state = 'waiting')
+  when (new.available_at > now())
   execute function messages._schedule();
 
 -- For several messages of one statement, from first_id on: one bell for each of their queues.
@@ -64,7 +66,9 @@ begin
   loop
     -- Another queue of the same statement may be attended.
     continue when not pg_try_advisory_xact_lock_shared(messages._attended_key(v_name));
-    perform pg_advisory_xact_lock_shared(messages._publishing_key(v_name));
+    if not pg_try_advisory_xact_lock_shared(messages._publishing_key(v_name)) then
+      perform messages._await_drop(v_name);
+    end if;
     v_queue := messages._queue(v_name);
     if v_waiting > 1 and v_last - v_first + 1 = v_waiting then
       perform messages._ring(v_queue, format('%s-%s', v_first, v_last));
@@ -122,7 +126,9 @@ begin
   end if;
   -- Held to the end of the transaction, before the registry is read: drop_queue() waits for it,
   -- else it could miss messages that are not committed yet and leave them without a queue.
-  perform pg_advisory_xact_lock_shared(messages._publishing_key(announce.queue));
+  if not pg_try_advisory_xact_lock_shared(messages._publishing_key(announce.queue)) then
+    perform messages._await_drop(announce.queue);
+  end if;
   v_queue := messages._queue(announce.queue);
   if announce.is_due then
     -- Where each row speaks for itself, equal bells of a transaction become one.

@@ -4,7 +4,7 @@
 -- writes:  messages.message, messages.message_archive
 -- calls:   messages._archive, messages._requeue, messages._stage, messages._ring,
 --          messages._compact, messages._make_partitions, messages._drop_partitions,
---          messages._check_quantity, messages._upkeep_key
+--          messages._check_quantity, messages._note_reached
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -192,9 +192,14 @@ as $$
 declare
   v_report messages.upkeep_report;
 begin
-  if not pg_try_advisory_xact_lock(messages._upkeep_key()) then
+  -- A row and no advisory lock: that any role of the database could hold for ever.
+  perform from messages.schema_version as s
+  where s.version = (select min(v.version) from messages.schema_version as v)
+  for update skip locked;
+  if not found then
     return null;
   end if;
+  perform messages._note_reached();
   v_report.reaped := messages.reap() + messages._reject_strays(1000);
   v_report.staged := messages.stage_due();
   v_report.rung := messages.renotify();

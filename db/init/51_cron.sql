@@ -7,7 +7,10 @@
 
 do $$
 begin
-  if not exists (select from pg_extension as e where e.extname = 'pg_cron') then
+  -- The extension may be left of a time when its library was loaded; nothing can be called then.
+  if not exists (select from pg_extension as e where e.extname = 'pg_cron')
+    or current_setting('cron.database_name', true) is null
+  then
     return;
   end if;
   -- Names of jobs are unique for each user only.

@@ -2,8 +2,9 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._check_quantity
--- raises:  NQ003 invalid argument
+-- calls:   messages._check_quantity, messages._check_origin, messages._here, messages._check_ahead,
+--          messages._has_role, messages._barred_queues
+-- raises:  NQ003 invalid argument, NQ903 not adopted, NQ904 foreign position
 
 create or replace function messages.queue_info(queue text default null)
   returns setof messages.queue_report
@@ -28,7 +29,7 @@ begin
   )
   select q.name, q.paused, coalesce(c.waiting, 0), coalesce(c.scheduled, 0),
     coalesce(c.locked, 0), coalesce(c.expired, 0), c.oldest_waiting_at,
-    q.lock_timeout, q.max_attempts, q.backoff, q.backoff_max, q.bell, q.retention
+    q.lock_timeout, q.max_attempts, q.backoff, q.backoff_max, q.bell, q.retention, q.max_bytes
   from messages.queue as q
   left join counted as c on c.queue = q.name
   where queue_info.queue is null or q.name = queue_info.queue
@@ -113,12 +114,21 @@ create or replace function messages.archive_find(id bigint)
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
+declare
+  -- Who reads may read all; a worker, what it may consume.
+  v_barred text[] := case
+    when messages._has_role('notifyq_reader') then '{}' else messages._barred_queues() end;
 begin
-  return query select a.* from messages.message_archive as a where a.id = archive_find.id;
+  return query
+  select a.*
+  from messages.message_archive as a
+  where a.id = archive_find.id
+    and a.queue <> all (v_barred);
 end;
 $$;
 comment on function messages.archive_find(bigint) is
-  'The finished message with this id, or no row.';
+  'The finished message with this id, or no row; a worker gets none of a queue from which it may '
+  'not consume.';
 
 create or replace function messages.archive_summary(
   queue text default null,
@@ -161,11 +171,13 @@ create or replace function messages.dead_since(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  perform messages._check_origin(messages._here());
+  perform messages._check_ahead(dead_since.seen);
   return query
   select d.*
   from messages.dead_message as d
   where d.xid >= pg_snapshot_xmin(dead_since.seen)
-    -- Restored from a dump into a younger cluster a row has a number that is still to come.
+    -- What this transaction has archived itself comes after its commit.
     and d.xid < pg_snapshot_xmax(pg_current_snapshot())
     and not pg_visible_in_snapshot(d.xid, dead_since.seen)
     and (dead_since.queue is null or d.queue = dead_since.queue)
@@ -174,5 +186,6 @@ end;
 $$;
 comment on function messages.dead_since(pg_snapshot, text) is
   'Dead messages whose archiving was not yet visible in the snapshot seen, the oldest first. Take '
-  'pg_current_snapshot() in the same statement as the next value of seen: whatever the order of '
-  'commits, nothing is missed and nothing comes twice.';
+  'current_position() in the same statement, and snapshot_of() it as the next value of seen: '
+  'whatever the order of commits, nothing is missed and nothing comes twice. Raises NQ903 in a '
+  'database that was restored and not adopted, NQ904 for a snapshot ahead of this server.';

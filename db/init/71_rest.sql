@@ -1,22 +1,40 @@
 -- Pause and drop: stop a queue for a while, or for good.
 --
 -- owns:    nothing
--- writes:  messages.queue, messages.message (drop_queue)
--- calls:   messages._queue, messages._publishing_key, messages._ring_again
--- raises:  NQ001 queue not found, NQ005 queue not empty
+-- writes:  messages.queue, messages.message and messages.queue_grant (drop_queue)
+-- calls:   messages._queue, messages._publishing_key, messages._ring_again, messages._check_access
+-- raises:  NQ001 queue not found, NQ005 queue not empty, NQ007 no right to the queue, NQ009 open
+--          transactions
+
+-- What a publisher does where the key is taken: by drop_queue(), or by any role of the database for
+-- no reason. The row, which a real drop deletes, can be locked by nobody but the owner.
+create or replace function messages._await_drop(queue text)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform messages._check_access(queue, 'publish into');
+  perform from messages.queue as q where q.name = _await_drop.queue for key share;
+end;
+$$;
 
 create or replace function messages.drop_queue(name text, force boolean default false)
   returns bigint
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  set lock_timeout = '5s'
 as $$
 declare
   v_queue messages.queue;
   v_dropped bigint;
 begin
-  -- Waits for transactions that have published into this queue and are not over, see _published().
+  -- Waits for transactions that have published into this queue and are not over, see announce().
   perform pg_advisory_xact_lock(messages._publishing_key(name));
+  -- And for those that found the key taken, before anything is looked at.
+  perform from messages.queue as q where q.name = drop_queue.name for update;
   v_queue := messages._queue(name);
   if not force and exists (select from messages.message as m where m.queue = v_queue.name) then
     raise exception using
@@ -28,14 +46,22 @@ begin
   perform from messages.message as m where m.queue = v_queue.name order by m.id for update;
   delete from messages.message as m where m.queue = v_queue.name;
   get diagnostics v_dropped = row_count;
+  delete from messages.queue_grant as g where g.queue = v_queue.name;
   delete from messages.queue as q where q.name = v_queue.name;
   return v_dropped;
+exception
+  when lock_not_available then
+    raise exception using
+      errcode = 'NQ009',
+      message = format('transactions that use queue %L stay open', drop_queue.name),
+      hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
 end;
 $$;
 comment on function messages.drop_queue(text, boolean) is
   'Drop a queue and return how many live messages were deleted with it. A queue that has messages '
-  'is dropped with force only, else NQ005. Its archived messages stay. Raises NQ001 for an unknown '
-  'queue.';
+  'is dropped with force only, else NQ005. Its archived messages stay, its grants go. Raises NQ001 '
+  'for an unknown queue, and NQ009 where transactions that publish into it, or have claimed from '
+  'it, stay open for 5 seconds.';
 
 create or replace function messages.pause_queue(name text)
   returns boolean

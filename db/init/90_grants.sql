@@ -5,6 +5,26 @@
 -- calls:   nothing
 -- raises:  nothing
 
+-- The functions act with the rights of their owner, who had better be nobody: a role that cannot
+-- log in and has no other right. Whoever installs hands the schema over, if that is possible; a
+-- schema that was made for another role stays that role's.
+do $$
+declare
+  v_owner regrole := (select n.nspowner from pg_namespace as n where n.nspname = 'messages');
+  v_is_superuser boolean := (select r.rolsuper from pg_roles as r where r.oid = v_owner);
+begin
+  if to_regrole('notifyq_owner') is null
+    or not (v_owner = current_user::regrole or v_is_superuser)
+  then
+    return;
+  end if;
+  alter schema messages owner to notifyq_owner;
+exception
+  -- A server whose roles others manage; the functions then act with the rights of who installed.
+  when insufficient_privilege then null;
+end;
+$$;
+
 -- The functions act with the rights of their owner, so what a superuser has added to the schema of
 -- another role must become that role's: else its functions could not read the new tables.
 do $$
@@ -12,6 +32,11 @@ declare
   v_owner regrole := (select n.nspowner from pg_namespace as n where n.nspname = 'messages');
   v_statement text;
 begin
+  -- For what is yet to be made by this role; there is no such default for one schema alone.
+  if v_owner = to_regrole('notifyq_owner') then
+    alter default privileges for role notifyq_owner revoke execute on functions from public;
+    alter default privileges for role notifyq_owner revoke usage on types from public;
+  end if;
   for v_statement in
     select format(
       'alter %s messages.%I owner to %s',
@@ -41,10 +66,30 @@ $$;
 
 revoke all on schema messages from public;
 revoke all on all tables in schema messages from public;
+revoke all on all sequences in schema messages from public;
 revoke execute on all functions in schema messages from public;
 
 do $$
+declare
+  v_type text;
 begin
+  for v_type in
+    select format('messages.%I', t.typname)
+    from pg_type as t
+    left join pg_class as c on c.oid = t.typrelid
+    where t.typnamespace = 'messages'::regnamespace
+      and (t.typtype in ('e', 'd') or c.relkind = 'c')
+    order by t.typname
+  loop
+    execute format('revoke all on type %s from public', v_type);
+    if to_regrole('notifyq_admin') is not null then
+      -- To make a view or a table of what the functions return.
+      execute format(
+        'grant usage on type %s '
+        'to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin', v_type
+      );
+    end if;
+  end loop;
   -- Without CREATEROLE 02_roles.sql could not make them; the owner then grants to roles of its own.
   if to_regrole('notifyq_admin') is null then
     return;
@@ -52,7 +97,7 @@ begin
 
   grant usage on schema messages
     to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin;
-  grant execute on function messages.version()
+  grant execute on function messages.version(), messages.serves()
     to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin;
 
   grant insert (queue, message, priority, available_at, type, headers, dedup_key)
@@ -90,12 +135,14 @@ begin
     messages.maintain(),
     -- A finish whose answer was lost is looked for in the archive.
     messages.archive_find(bigint),
-    messages.queue_info(text)
+    messages.queue_info(text),
+    messages.diagnose()
     to notifyq_worker, notifyq_admin;
 
   grant select on all tables in schema messages to notifyq_reader, notifyq_admin;
   grant execute on function
     messages.queue_info(text),
+    messages.diagnose(),
     messages.message_list(text, messages.message_state, integer),
     messages.message_find(bigint),
     messages.archive_list(text, messages.message_status, integer, timestamptz),
@@ -103,19 +150,25 @@ begin
     messages.archive_summary(text, timestamptz),
     messages.dead_list(text, integer, integer),
     messages.dead_count(text),
-    messages.dead_since(pg_snapshot, text)
+    messages.dead_since(pg_snapshot, text),
+    messages.current_position(),
+    messages.snapshot_of(text),
+    messages.queue_grants(text)
     to notifyq_reader, notifyq_admin;
 
   grant execute on function
-    messages.create_queue(text, interval, integer, interval, interval, text, interval),
-    messages.alter_queue(text, interval, integer, interval, interval, text, interval),
+    messages.create_queue(text, interval, integer, interval, interval, text, interval, integer),
+    messages.alter_queue(text, interval, integer, interval, interval, text, interval, integer),
+    messages.grant_queue(text, text, boolean, boolean),
+    messages.revoke_queue(text, text),
     messages.drop_queue(text, boolean),
     messages.pause_queue(text),
     messages.resume_queue(text),
     messages.cancel(bigint),
     messages.dead_retry(bigint[]),
     messages.redrive(text, messages.message_status, timestamptz, timestamptz, integer),
-    messages.dead_delete(bigint[])
+    messages.dead_delete(bigint[]),
+    messages.adopt()
     to notifyq_admin;
 end;
 $$;

@@ -137,7 +137,7 @@ class App:
         of registration, and closes it in reverse after the last handler has ended. A resource may
         take others that are registered before it.
         """
-        self.registry.resources.add(function)
+        self.registry.add_resource(function)
         return function
 
     def middleware(self, function: M) -> M:
@@ -146,7 +146,7 @@ class App:
         `await call()` runs what is inside and returns its result; what the function returns or
         raises counts as the handler's own.
         """
-        self.registry.middleware.append(function)
+        self.registry.add_middleware(function)
         return function
 
     async def publish(self, queue: str, payload: Any, **options: Any) -> int:

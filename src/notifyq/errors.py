@@ -14,6 +14,9 @@ NotifyqError
    ├─ QueueNotFoundError     NQ001
    ├─ InvalidArgumentError   NQ003
    ├─ QueueNotEmptyError     NQ005
+   ├─ QueueDeniedError       NQ007, also an AccessDeniedError
+   ├─ MessageLimitError      NQ008
+   ├─ QueueBusyError         NQ009
    ├─ OutdatedSchemaError    NQ901
    ├─ IncompleteInstallError NQ902
    ├─ RestoredDatabaseError  NQ903
@@ -88,6 +91,24 @@ class QueueNotEmptyError(DatabaseError):
     sqlstate = "NQ005"
 
 
+class QueueDeniedError(DatabaseError, AccessDeniedError):
+    """The queue has grants, and none of them lets the role of this session do it."""
+
+    sqlstate = "NQ007"
+
+
+class MessageLimitError(DatabaseError):
+    """The message is larger than its queue takes, nested too deeply, or has too long a number."""
+
+    sqlstate = "NQ008"
+
+
+class QueueBusyError(DatabaseError):
+    """Transactions that use the queue stay open, and the call has waited for them for long."""
+
+    sqlstate = "NQ009"
+
+
 class OutdatedSchemaError(DatabaseError):
     """The init files were run over an older schema, which only migrations may change."""
 
@@ -101,7 +122,7 @@ class IncompleteInstallError(DatabaseError):
 
 
 class RestoredDatabaseError(DatabaseError):
-    """The database was restored from another server: `notifyq migrate --adopt` takes it over."""
+    """The database came from another server: `notifyq migrate --adopt` takes it over."""
 
     sqlstate = "NQ903"
 

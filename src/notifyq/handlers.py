@@ -92,7 +92,7 @@ class Registry:
     def __init__(self) -> None:
         self._handlers: dict[str, Handler[Any, Any]] = {}
         self.resources = Resources()
-        self.middleware: list[Middleware] = []
+        self._middleware: list[Middleware] = []
 
     def add(self, handler: Handler[Any, Any]) -> None:
         """Register a handler; a second one for the same queue is an error."""
@@ -103,6 +103,14 @@ class Registry:
                 f"{name(handler.function)} needs a queue of its own"
             )
 
+    def add_resource(self, function: Callable[..., Any]) -> None:
+        """Register what handlers that are registered later may take."""
+        self.resources.add(function)
+
+    def add_middleware(self, function: Middleware) -> None:
+        """Run this around all handlers, inside of what was added before."""
+        self._middleware.append(function)
+
     @asynccontextmanager
     async def opened(
         self, queues: Iterable[str], given: Mapping[Any, Any] | None = None
@@ -112,7 +120,7 @@ class Registry:
         wanted = [kind for handler in handlers for _, kind in handler.resources]
         async with self.resources.opened(wanted, given or {}) as values:
             yield {
-                handler.queue: _bound(handler, values, tuple(self.middleware))
+                handler.queue: _bound(handler, values, tuple(self._middleware))
                 for handler in handlers
             }
 

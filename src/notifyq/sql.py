@@ -4,6 +4,7 @@ SCHEMA_VERSION = 4
 """The version of the schema that these calls need."""
 
 VERSION = "select messages.version()"
+SERVES = "select messages.serves()"
 
 # JSON goes over as text: a caller's connection may have a codec of its own for jsonb.
 PUBLISH = """
@@ -47,19 +48,27 @@ CANCEL = "select messages.cancel(id => $1)"
 CREATE_QUEUE = """
 select messages.create_queue(
   name => $1, lock_timeout => $2, max_attempts => $3, backoff => $4, backoff_max => $5,
-  bell => $6, retention => $7)
+  bell => $6, retention => $7, max_bytes => $8)
 """
 ALTER_QUEUE = """
 select messages.alter_queue(
   name => $1, lock_timeout => $2, max_attempts => $3, backoff => $4, backoff_max => $5,
-  bell => $6, retention => $7)
+  bell => $6, retention => $7, max_bytes => $8)
 """
 DROP_QUEUE = "select messages.drop_queue(name => $1, force => $2)"
 PAUSE_QUEUE = "select messages.pause_queue(name => $1)"
 RESUME_QUEUE = "select messages.resume_queue(name => $1)"
+GRANT_QUEUE = "select messages.grant_queue(queue => $1, role => $2, publish => $3, consume => $4)"
+REVOKE_QUEUE = "select messages.revoke_queue(queue => $1, role => $2)"
+QUEUE_GRANTS = "select * from messages.queue_grants(queue => $1)"
 QUEUE_INFO = "select * from messages.queue_info(queue => $1)"
 
-MAINTAIN = "select * from messages.maintain()"
+# With the versions: a worker learns from its upkeep that the schema has become another one.
+MAINTAIN = """
+select messages.version() as version, messages.serves() as serves, m.*
+from messages.maintain() as m
+"""
+DIAGNOSE = "select * from messages.diagnose()"
 
 MESSAGE_LIST = """
 select * from messages.message_list(
@@ -95,14 +104,22 @@ where a.pid = $1
   and a.backend_start = $2
 """
 NUMBER = "select pg_current_xact_id()::text"
-SNAPSHOT = "select pg_current_snapshot()::text"
-SYSTEM = "select system_identifier::text from pg_control_system()"
+POSITION = "select messages.current_position()"
+SNAPSHOT_OF = "select messages.snapshot_of($1)"
 # One statement, hence one snapshot: what is read and where the next look begins belong together.
 DEAD_SINCE = """
-select pg_current_snapshot()::text as snapshot, d.*
+select messages.current_position() as position, d.*
 from (select) as once
-left join messages.dead_since(seen => $1::text::pg_snapshot, queue => $2) as d on true
+left join messages.dead_since(seen => messages.snapshot_of($1), queue => $2) as d on true
 """
+# A snapshot in which nothing is visible.
+DEAD_FROM = """
+select messages.current_position() as position, d.*
+from (select) as once
+left join messages.dead_since(seen => '1:1:', queue => $2) as d on d.archived_at >= $1
+"""
+IS_FOREIGN = "select messages._is_foreign(messages._here())"
+ADOPT = "select messages.adopt()"
 
 NEW_MESSAGE = "new_message"
 DEAD_MESSAGE = "dead_message"

@@ -55,6 +55,73 @@ async def test_nothing_is_executable_or_readable_by_everybody(connection: Connec
     )
 
 
+async def test_types_and_sequences_are_for_nobody_but_the_roles(connection: Connection) -> None:
+    types = """
+        select t.oid::regtype::text from pg_type as t left join pg_class as c on c.oid = t.typrelid
+        where t.typnamespace = 'messages'::regnamespace
+          and (t.typtype in ('e', 'd') or c.relkind = 'c')
+    """
+    assert len(await names(connection, types)) >= 5
+    assert (
+        await names(connection, f"{types} and has_type_privilege('public', t.oid, 'usage')") == []
+    )
+    for role in ("publisher", "worker", "reader", "admin"):
+        assert (
+            await names(
+                connection, f"{types} and not has_type_privilege('notifyq_{role}', t.oid, 'usage')"
+            )
+            == []
+        )
+    for right in ("usage", "select", "update"):
+        assert (
+            await names(
+                connection,
+                f"select c.relname::text from {TABLES} and case when c.relkind = 'S' then "
+                f"has_sequence_privilege('public', c.oid, '{right}') else false end",
+            )
+            == []
+        )
+
+
+async def test_what_the_owner_makes_later_is_for_nobody(connection: Connection) -> None:
+    async with connection.transaction():
+        await connection.execute(
+            "set local role notifyq_owner; create type messages.later as enum ('a'); "
+            "create table messages.later_table (id bigint generated always as identity); "
+            "create function messages.later() returns void language sql as 'select'; "
+            "create procedure messages.later_too() language sql as 'select'"
+        )
+        rights = await connection.fetchrow("""
+            select has_type_privilege('public', 'messages.later', 'usage'),
+              has_table_privilege('public', 'messages.later_table', 'select, insert, update'),
+              has_function_privilege('public', 'messages.later()', 'execute'),
+              has_function_privilege('public', 'messages.later_too()', 'execute')
+        """)
+        assert rights is not None
+        assert list(rights) == [False] * 4
+        await connection.execute(
+            "drop type messages.later; drop table messages.later_table; "
+            "drop function messages.later(); drop procedure messages.later_too()"
+        )
+
+
+async def test_no_sql_is_built_from_a_text(connection: Connection) -> None:
+    """Each `execute` has its values and names through format() with %I and %L."""
+    found = await connection.fetch(
+        f"select p.oid::regprocedure::text, p.prosrc from {FUNCTIONS} and p.prosrc ~* 'execute'"
+    )
+    assert found
+    for name, source in found:
+        code = re.sub(r"--[^\n]*", "", source)
+        for statement in re.findall(r"\bexecute\b(.*?);", code, re.DOTALL | re.IGNORECASE):
+            assert re.match(r"\s+format\(", statement), name
+            placeholders = re.findall(r"%(.)", statement)
+            assert placeholders, name
+            assert set(placeholders) <= {"I", "L"}, name
+            assert "||" not in statement, name
+            assert not re.search(r"\busing\b.*\$", statement), name
+
+
 async def test_every_public_function_is_commented_and_granted_and_no_other_is_granted(
     connection: Connection,
 ) -> None:
@@ -62,7 +129,7 @@ async def test_every_public_function_is_commented_and_granted_and_no_other_is_gr
         select p.oid::regprocedure::text, p.proname ~ '^_', obj_description(p.oid, 'pg_proc'),
           exists (
             select from aclexplode(p.proacl) as x
-            where x.grantee::regrole::text ~ '^notifyq_' and x.privilege_type = 'EXECUTE'
+            where x.grantee <> p.proowner and x.privilege_type = 'EXECUTE'
           )
         from {FUNCTIONS}
     """)
@@ -175,4 +242,10 @@ async def test_the_owner_of_everything_is_the_owner_of_the_schema(connection: Co
         f"select distinct c.relowner::regrole::text from {TABLES} union "
         "select nspowner::regrole::text from pg_namespace where nspname = 'messages'",
     )
-    assert len(owners) == 1
+    assert owners == ["notifyq_owner"]
+    (owner,) = await connection.fetch("select * from pg_roles where rolname = 'notifyq_owner'")
+    powers = ("rolsuper", "rolcanlogin", "rolcreaterole", "rolcreatedb", "rolreplication")
+    assert not any(owner[power] for power in (*powers, "rolbypassrls"))
+    assert not await connection.fetchval(
+        "select exists (select from pg_auth_members where member = 'notifyq_owner'::regrole)"
+    )

@@ -29,8 +29,8 @@ async def test_each_kind_of_harm_is_told(connection: Connection) -> None:
           headers
         from messages.message_archive
         union all
-        select id, created_at, available_at, lock_token, priority, attempts, 'success'::messages.message_status, queue,
-          message, headers
+        select id, created_at, available_at, lock_token, priority, attempts,
+          'success'::messages.message_status, queue, message, headers
         from messages.message
     """)
     found = await counted(connection, acknowledged=3, unknown=0)

@@ -123,7 +123,7 @@ async def test_dead_letters_gives_a_crash_one_more_chance(
 ) -> None:
     dead_letters = load("dead_letters")
     archive = dead_letters.app.archive
-    seen = await archive.snapshot()
+    seen = await archive.position()
     await die(connection, "lock_expired")
     await die(connection, "failed")
     seen, dead = await archive.dead_since(seen)

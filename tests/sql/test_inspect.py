@@ -38,6 +38,7 @@ async def test_queue_info_counts_messages_by_where_they_stand(connection: Connec
         "backoff_max": timedelta(minutes=5),
         "bell": "auto",
         "retention": timedelta(days=9),
+        "max_bytes": 2**20,
     }
     assert default["queue"] == "default"
     assert (default["waiting"], default["oldest_waiting_at"]) == (0, None)

@@ -1,8 +1,9 @@
-"""`notifyq queues`: list, create, change, pause and drop queues."""
+"""`notifyq queues`: list, create, change, pause and drop queues; say who may use them."""
 
 from __future__ import annotations
 
 import enum
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -51,6 +52,11 @@ BellOption = Annotated[Bell | None, typer.Option(help="off: workers only poll.")
 RetentionOption = Annotated[
     Any, typer.Option(parser=duration, metavar="DURATION", help="How long the archive keeps them.")
 ]
+MaxBytesOption = Annotated[
+    int | None,
+    typer.Option(min=4096, max=2**28, help="Most bytes of a message and its headers, as JSON."),
+]
+RoleArgument = Annotated[str, typer.Argument(help="Role of the database, and all of its members.")]
 
 
 @queues.callback(invoke_without_command=True)
@@ -78,10 +84,11 @@ def create(
     backoff_max: BackoffMaxOption = None,
     bell: BellOption = None,
     retention: RetentionOption = None,
+    max_bytes: MaxBytesOption = None,
     dsn: DsnOption = None,
 ) -> None:
     """Create a queue; what is not given is the default."""
-    policy = _policy(lock_timeout, max_attempts, backoff, backoff_max, bell, retention)
+    policy = _policy(lock_timeout, max_attempts, backoff, backoff_max, bell, retention, max_bytes)
 
     async def create_queue() -> None:
         async with open_database(dsn) as database:
@@ -100,10 +107,11 @@ def alter(
     backoff_max: BackoffMaxOption = None,
     bell: BellOption = None,
     retention: RetentionOption = None,
+    max_bytes: MaxBytesOption = None,
     dsn: DsnOption = None,
 ) -> None:
     """Change the policy of a queue; what is not given stays as it is."""
-    policy = _policy(lock_timeout, max_attempts, backoff, backoff_max, bell, retention)
+    policy = _policy(lock_timeout, max_attempts, backoff, backoff_max, bell, retention, max_bytes)
 
     async def alter_queue() -> None:
         async with open_database(dsn) as database:
@@ -153,6 +161,57 @@ def drop(
     run(drop_queue())
 
 
+@queues.command()
+def grant(
+    name: NameArgument,
+    role: RoleArgument,
+    publish: Annotated[bool, typer.Option("--publish", help="Only to publish.")] = False,
+    consume: Annotated[bool, typer.Option("--consume", help="Only to consume.")] = False,
+    dsn: DsnOption = None,
+) -> None:
+    """Let a role use a queue, which is closed to others from then on."""
+
+    async def grant_queue() -> None:
+        async with open_database(dsn) as database:
+            changed = await Admin(database).grant_queue(
+                name, role, publish=publish or not consume, consume=consume or not publish
+            )
+        out.print(f"granted {name} to {role}" if changed else f"{role} has that grant already")
+
+    run(grant_queue())
+
+
+@queues.command()
+def revoke(name: NameArgument, role: RoleArgument, dsn: DsnOption = None) -> None:
+    """Take a grant back; with the last one the queue is open again."""
+
+    async def revoke_queue() -> None:
+        async with open_database(dsn) as database:
+            admin = Admin(database)
+            changed = await admin.revoke_queue(name, role)
+            is_open = not await admin.queue_grants(name)
+        end = f"; {name} is open to all publishers and workers" if is_open else ""
+        out.print((f"revoked {name} from {role}" if changed else f"{role} had no grant") + end)
+
+    run(revoke_queue())
+
+
+@queues.command()
+def grants(
+    name: Annotated[str | None, typer.Argument(help="Name of the queue.")] = None,
+    dsn: DsnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List who may use the queues that are not open to all."""
+
+    async def list_grants() -> None:
+        async with open_database(dsn) as database:
+            rows = [dict(row) for row in await Admin(database).queue_grants(name)]
+        print_rows(rows, as_json=as_json, empty="every queue is open to all publishers and workers")
+
+    run(list_grants())
+
+
 def _policy(*values: Any) -> Policy:
-    names = ("lock_timeout", "max_attempts", "backoff", "backoff_max", "bell", "retention")
+    names = [field.name for field in fields(Policy)]
     return Policy(**dict(zip(names, values, strict=True)))

@@ -1,0 +1,92 @@
+-- Limits: what a message may be, so that every client can read it and no table drowns in one.
+--
+-- owns:    trigger bound of messages.message
+-- writes:  nothing
+-- calls:   nothing
+-- raises:  NQ008 over a limit
+
+-- What of a value is over the limits, or null.
+create or replace function messages._excess(what text, value jsonb)
+  returns text
+  language plpgsql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if jsonb_path_exists(value, '$.**{101}') then
+    return format('the %s is nested more than 100 levels deep', what);
+  end if;
+  if exists (
+    select from jsonb_path_query(value, 'strict $.** ? (@.type() == "number")') as n (number)
+    where octet_length(n.number::text) > 4000
+  ) then
+    return format('the %s has a number of more than 4000 characters', what);
+  end if;
+  return null;
+end;
+$$;
+
+create or replace function messages._bound()
+  returns trigger
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_message text := new.message::text;
+  v_headers text := new.headers::text;
+  v_bytes bigint := octet_length(v_message)::bigint + octet_length(v_headers)::bigint;
+  v_most integer;
+  v_excess text;
+begin
+  -- PostgreSQL keeps 1e5000 in a few bytes and writes it out in full; Python reads 4300 digits. A
+  -- number that long has 255 digits in a row, as few texts do: only then is it worth while to look.
+  if jsonb_path_exists(new.message, '$.**{101}')
+    or octet_length(v_message) > 4000 and v_message ~ '[0-9]{255}'
+  then
+    v_excess := messages._excess('message', new.message);
+  end if;
+  if octet_length(v_headers) > 200 then
+    v_excess := coalesce(v_excess, messages._excess('header', new.headers));
+  end if;
+  if octet_length(new.type) > 200 then
+    v_excess := 'type has more than 200 bytes';
+  elsif octet_length(new.dedup_key) > 1000 then
+    v_excess := 'dedup_key has more than 1000 bytes';
+  end if;
+  -- No queue allows less than 4096.
+  if v_bytes > 4096 then
+    v_most := (select q.max_bytes from messages.queue as q where q.name = new.queue);
+    if v_bytes > v_most then
+      v_excess := format(
+        'the message has %s bytes, queue %L takes %s', v_bytes, left(new.queue, 200), v_most
+      );
+    end if;
+  end if;
+  if v_excess is not null then
+    raise exception using
+      errcode = 'NQ008',
+      message = v_excess,
+      hint = 'publish a reference to what is large, and as a string what is deep or long; '
+        '`notifyq queues alter --max-bytes` raises the size';
+  end if;
+  return new;
+end;
+$$;
+
+-- Each statement that publishes reads this condition anew, so a short one costs least; the function
+-- costs ten times as much. It only says that something might be over a limit. The text, not the size
+-- in the table, which is small for 1e5000 and for whatever is compressed; 3800 and 200 make less
+-- than any queue takes.
+create or replace trigger bound
+  before insert on messages.message
+  for each row
+  when (
+    octet_length(new.message::text) > 3800
+    or octet_length(new.headers::text) > 200
+    or octet_length(new.type) > 200
+    or octet_length(new.dedup_key) > 1000
+    or jsonb_path_exists(new.message, '$.**{101}')
+  )
+  execute function messages._bound();

@@ -1,0 +1,258 @@
+"""An attacker: a login without grants, one that may publish, one that may work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from database import publish, value
+from notifyq import App
+from notifyq.errors import InvalidArgumentError, QueueNotFoundError
+from notifyq.events import MessageFinished
+from notifyq.inbox import Inbox
+from security.conftest import role_name
+from worker.running import Events, working
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from database import Connection
+    from notifyq import Message
+    from security.conftest import Enter
+
+READ = [
+    "select * from messages.message",
+    "select count(*) from messages.message_archive",
+    "select * from messages.message_archive_default",
+    "select message from messages.dead_message",
+    "select * from messages.queue_grant",
+    "table messages.schema_version",
+    "prepare look as select message from messages.message; execute look",
+    "copy messages.message to stdout",
+    "copy (select message from messages.message) to stdout",
+    "declare c cursor with hold for select message from messages.message",
+    "explain analyze select message from messages.message",
+    "create temporary table mine as select * from messages.message",
+    "create temporary view mine as select * from messages.message; select * from mine",
+    "select messages.message_list()",
+    "select messages.archive_find(1)",
+    "select messages.dead_list()",
+    "select last_value from messages.message_id_seq",
+    "select currval('messages.message_id_seq')",
+]
+PUBLISH = [
+    "select messages.publish('default', '1')",
+    "select messages.publish_many('default', array['1']::jsonb[])",
+    "insert into messages.message (message) values ('1')",
+    "copy messages.message (message) from stdin",
+    "select messages.announce(1, 'default', true)",
+]
+WORK = [
+    "select messages.claim()",
+    "select messages.claim_id(1)",
+    "select messages.take('default')",
+    "select messages.finish(1, 1)",
+    "select messages.retry(1, 1)",
+    "select messages.release_orphans('w', '{}')",
+    "select messages.attend('default')",
+    "select messages.maintain()",
+    "select messages.queue_info()",
+]
+RULE = [
+    "select messages.create_queue('mine')",
+    "select messages.drop_queue('default', true)",
+    "select messages.grant_queue('default', 'pg_monitor')",
+    "select messages.cancel(1)",
+    "select messages.redrive()",
+    "delete from messages.message",
+    "update messages.message set message = '0'",
+    "insert into messages.message_archive select * from messages.message_archive",
+    "insert into messages.message (message, state, lock_token) values ('1', 'waiting', 9)",
+    "insert into messages.message (message) values ('1') returning id",
+    "select from messages.message for update",
+    "lock table messages.message in access exclusive mode",
+    "truncate messages.message",
+    "alter table messages.message disable trigger bound",
+    "drop schema messages cascade",
+    "create function messages.mine() returns void language sql as 'select'",
+    "create table messages.mine ()",
+    "create trigger mine before insert on messages.message for each row "
+    "execute function suppress_redundant_updates_trigger()",
+    "create or replace function messages._bound() returns trigger language plpgsql "
+    "as 'begin return new; end'",
+    "alter function messages.publish(text, jsonb, integer, interval, timestamptz, text, jsonb, "
+    "text) set search_path = pg_temp",
+    "comment on schema messages is 'mine'",
+    "set session_replication_role = replica",
+    "set role notifyq_owner",
+    "set role notifyq_admin",
+    "set session authorization postgres",
+    "grant notifyq_admin to current_user",
+    "alter role current_user superuser",
+    "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'postgres'",
+    "select messages._archive('{1}', '{0}', '{success}', state => 'waiting')",
+    "select messages._notify('new_message', 'default', '1')",
+    "select messages._screen('{1}')",
+    "select messages._arm()",
+    "select messages._drop_partitions()",
+    "do $$ begin perform messages._caller(); end $$",
+]
+MAY = {"mallory": [], "publisher": PUBLISH, "worker": [*WORK, "select messages.archive_find(1)"]}
+
+
+async def is_denied(session: Connection, statement: str) -> bool:
+    try:
+        await session.execute(statement)
+    except (asyncpg.InsufficientPrivilegeError, asyncpg.ObjectNotInPrerequisiteStateError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("who", MAY)
+async def test_all_else_is_denied(connection: Connection, enter: Enter, who: str) -> None:
+    await publish(connection, 2)
+    session = await enter(who)
+    tried = 0
+    for statement in (*READ, *PUBLISH, *WORK, *RULE):
+        if statement in MAY[who]:
+            continue
+        transaction = session.transaction()
+        await transaction.start()
+        assert await is_denied(session, statement), f"{who} may {statement}"
+        await transaction.rollback()
+        tried += 1
+    assert tried > 50
+    messages = await connection.fetch("select message, state::text from messages.message")
+    assert [tuple(row) for row in messages] == [(0, "waiting"), (1, "waiting")]
+
+
+async def test_nothing_of_the_caller_stands_in_for_what_a_function_uses(
+    connection: Connection, enter: Enter
+) -> None:
+    await publish(connection, 1)
+    worker = await enter("worker")
+    await worker.execute("""
+        create temporary table message (id bigint);
+        create temporary table queue (name text, paused boolean);
+        create temporary table schema_version (version integer);
+        create function pg_temp.trap(text, text) returns boolean language plpgsql
+          as 'begin raise exception ''trapped as %'', current_user; end';
+        create function pg_temp.clock_timestamp() returns timestamptz language plpgsql
+          as 'begin raise exception ''trapped as %'', current_user; end';
+        create function pg_temp.trap(text) returns jsonpath language plpgsql
+          as 'begin raise exception ''trapped as %'', current_user; end';
+        create operator pg_temp.= (leftarg = text, rightarg = text, function = pg_temp.trap);
+        create domain pg_temp.jsonb as text check (value = 'trapped');
+        set search_path = pg_temp, messages, pg_catalog;
+    """)
+    (message,) = await worker.fetch("select * from messages.claim('{default}')")
+    assert await worker.fetchval("select messages.finish($1, 1)", message["id"])
+    assert await worker.fetchval("select messages.maintain() is not null")
+    publisher = await enter("publisher")
+    await publisher.execute("""
+        create function pg_temp.trap(bigint, bigint) returns boolean language plpgsql
+          as 'begin raise exception ''trapped as %'', current_user; end';
+        create operator pg_temp.> (leftarg = bigint, rightarg = bigint, function = pg_temp.trap);
+        set search_path = pg_temp, messages, pg_catalog;
+    """)
+    await publisher.execute("insert into messages.message (message) values ('1')")
+
+
+async def test_arguments_are_values_and_never_code(connection: Connection, enter: Enter) -> None:
+    publisher, worker = await enter("publisher"), await enter("worker")
+    evil = "default'); drop table messages.message; --"
+    with pytest.raises(QueueNotFoundError):
+        await publisher.fetchval("select messages.publish($1, '1')", evil)
+    with pytest.raises(QueueNotFoundError):
+        await worker.fetch("select * from messages.claim(array[$1::text])", evil)
+    await publisher.fetchval(
+        "select messages.publish('default', '1', type => $1, dedup_key => $1)", evil
+    )
+    for filter_ in ("$ ? (@ == pg_sleep(9))", "$.* ? (exec())", evil, "$.a.datetime().b()"):
+        with pytest.raises(asyncpg.PostgresSyntaxError):
+            await worker.fetch(
+                "select * from messages.claim(filter => $1::text::jsonpath)", filter_
+            )
+    for quantity in (-1, 0, 10_001, 2**31 - 1):
+        with pytest.raises(InvalidArgumentError, match="quantity must be"):
+            await worker.fetch("select * from messages.claim(quantity => $1)", quantity)
+    with pytest.raises(InvalidArgumentError, match="lock_timeout must be longer"):
+        await worker.fetch("select * from messages.claim(lock_timeout => '-1 s')")
+    (message,) = await worker.fetch("select * from messages.claim(worker => $1)", evil)
+    assert (message["type"], message["locked_by"]) == (evil, evil)
+
+
+async def test_a_worker_serves_on_in_a_flood_of_forged_bells(
+    database: str, enter: Enter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = 0
+    send = Inbox.claim
+
+    async def claim(self: Inbox, *args: Any, **options: Any) -> list[Message]:
+        nonlocal claims
+        claims += 1
+        return await send(self, *args, **options)
+
+    monkeypatch.setattr(Inbox, "claim", claim)
+    events, handled = Events(), 0
+    mallory = await enter("mallory")
+    flood = """
+        select count(pg_notify(c.channel, (array[
+          'q:' || g, 'q:', '1; drop table messages.message', 'other:1-9', ':', '', 'q:9-1',
+          'q:' || repeat('9', 7000), 'q:1-99999999999999999999', E'q:\\u2028-\\x01', $1 || g
+        ])[1 + g % 11]))
+        from generate_series(1, 50) as g,
+          (values ('new_message'), ('dead_message')) as c (channel)
+    """
+    async with App(database) as app:
+
+        @app.handler("q")
+        async def handle() -> None:
+            nonlocal handled
+            handled += 1
+
+        async with working(app, events):
+            for number in range(50):
+                await mallory.execute(flood.replace("$1", f"'{number}'"))
+                if number % 10 == 0:
+                    await app.publish("q", None)
+            # A bell from among them, after all of them.
+            await app.publish("q", None)
+            await events.wait(MessageFinished, 6)
+    assert handled == 6
+    # 5,000 bells; a look for each would be as many claims, and so would one for each 50.
+    assert claims < 250, claims
+
+
+async def test_a_flood_reaches_nobody_who_is_not_asked(
+    connection: Connection, enter: Enter
+) -> None:
+    """What a stranger rings is a hint for others: nothing is written, and no queue is touched."""
+    await value(connection, "publish", queue="default", message=1)
+    before = await connection.fetch("select m::text from messages.message as m")
+    mallory = await enter("mallory")
+    await mallory.execute("listen new_message; listen dead_message; unlisten *")
+    await mallory.execute("select pg_notify('dead_message', 'default:1')")
+    assert await connection.fetch("select m::text from messages.message as m") == before
+
+
+async def test_no_callback_of_a_caller_is_ever_run(connection: Connection) -> None:
+    """No function takes one: a name of a procedure that others register would run as the owner."""
+    found = await connection.fetch("""
+        select p.oid::regprocedure::text from pg_proc as p
+        where p.pronamespace = 'messages'::regnamespace
+          and p.proargtypes::oid[] && array[
+            'regproc', 'regprocedure', 'regclass', 'regoper', 'regtype', 'regnamespace'
+          ]::regtype[]::oid[]
+    """)
+    assert found == []
+
+
+async def test_the_roles_of_the_tests_have_what_they_are_said_to_have(enter: Enter) -> None:
+    session = await enter("mallory")
+    assert await session.fetchval("select session_user::text") == role_name("mallory")
+    assert not await session.fetchval(
+        "select bool_or(pg_has_role(oid, 'member')) from pg_roles where rolname ~ '^notifyq_'"
+    )

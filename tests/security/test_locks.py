@@ -1,0 +1,116 @@
+"""Locks: advisory ones are open to whoever can connect, so nothing of ours may rest on them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from database import until_blocked, value
+from notifyq.errors import QueueBusyError, QueueNotFoundError
+
+if TYPE_CHECKING:
+    from database import Bells, Connect, Connection
+    from security.conftest import Enter
+
+KEYS = {
+    "publishing": "hashtextextended('default', 7305427001)",
+    "attended": "hashtextextended('default', 7305427004)",
+    "place 1": "hashtextextended('default', 7305427101)",
+    "place 2": "hashtextextended('default', 7305427102)",
+    "place 3": "hashtextextended('default', 7305427103)",
+    "place 4": "hashtextextended('default', 7305427104)",
+    "upkeep once": "7305427002",
+}
+
+
+@pytest.mark.parametrize("lock", ["pg_advisory_lock", "pg_advisory_lock_shared"])
+async def test_whoever_holds_all_keys_stops_nothing(
+    enter: Enter, connect: Connect, connection: Connection, lock: str
+) -> None:
+    mallory = await enter("mallory")
+    for key in KEYS.values():
+        await mallory.execute(f"select {lock}({key})")
+    publisher, worker = await enter("publisher"), await enter("worker")
+    async with asyncio.timeout(10):
+        id_ = await value(publisher, "publish", queue="default", message=1)
+        await publisher.execute("insert into messages.message (message) values ('2'), ('3')")
+        claimed = await worker.fetch("select * from messages.claim(quantity => 10)")
+        assert [row["message"] for row in claimed] == [1, 2, 3]
+        assert await worker.fetchval("select messages.finish($1, 1)", id_)
+        report = await worker.fetchrow("select (messages.maintain()).*")
+        assert report is not None
+        assert report["partitions_made"] is not None
+        assert await worker.fetchval("select messages.watch('{default}')") == [None]
+        assert not await worker.fetchval("select messages.attend('default')")
+
+
+async def test_a_stranger_who_attends_costs_a_queue_its_bells_until_the_upkeep_rings(
+    enter: Enter, bells: Bells, connection: Connection
+) -> None:
+    mallory = await enter("mallory")
+    await mallory.execute(f"select pg_advisory_lock({KEYS['attended']})")
+    await value(connection, "publish", queue="default", message=1)
+    assert await bells.heard() == []
+    await connection.execute("select messages.maintain()")
+    assert [bell.queue for bell in await bells.heard()] == ["default"]
+
+
+async def test_a_drop_waits_for_a_publisher_that_found_the_key_taken(
+    enter: Enter, connect: Connect, connection: Connection
+) -> None:
+    mallory, publisher = await enter("mallory"), await enter("publisher")
+    await mallory.execute(f"select pg_advisory_lock({KEYS['publishing']})")
+    transaction = publisher.transaction()
+    await transaction.start()
+    await value(publisher, "publish", queue="default", message=1)
+    await mallory.execute("select pg_advisory_unlock_all()")
+    drop = asyncio.create_task(value(connection, "drop_queue", name="default", force=True))
+    await until_blocked(await connect(), connection)
+    await transaction.commit()
+    assert await drop == 1
+    assert await connection.fetchval("select count(*) from messages.message") == 0
+
+
+async def test_a_publisher_waits_for_a_drop_and_is_told(
+    enter: Enter, connect: Connect, connection: Connection
+) -> None:
+    publisher = await enter("publisher")
+    async with connection.transaction():
+        await value(connection, "drop_queue", name="default")
+        publishing = asyncio.create_task(value(publisher, "publish", queue="default", message=1))
+        await until_blocked(await connect(), publisher)
+    with pytest.raises(QueueNotFoundError):
+        await publishing
+
+
+async def test_a_publisher_goes_on_where_a_drop_was_rolled_back(
+    enter: Enter, connect: Connect, connection: Connection
+) -> None:
+    publisher = await enter("publisher")
+    transaction = connection.transaction()
+    await transaction.start()
+    await value(connection, "drop_queue", name="default")
+    publishing = asyncio.create_task(value(publisher, "publish", queue="default", message=1))
+    await until_blocked(await connect(), publisher)
+    await transaction.rollback()
+    assert await publishing
+
+
+async def test_a_drop_that_cannot_be_says_why(enter: Enter, connection: Connection) -> None:
+    mallory = await enter("mallory")
+    await mallory.execute(f"select pg_advisory_lock({KEYS['publishing']})")
+    with pytest.raises(QueueBusyError, match="transactions that use queue 'default' stay open"):
+        await value(connection, "drop_queue", name="default")
+    assert await connection.fetchval("select count(*) from messages.queue") == 1
+
+
+async def test_one_upkeep_at_a_time_skips_the_other(
+    connect: Connect, connection: Connection
+) -> None:
+    other = await connect()
+    async with other.transaction():
+        assert await other.fetchval("select (messages.maintain()).staged") == 0
+        assert await connection.fetchval("select messages.maintain() is null")
+    assert not await connection.fetchval("select messages.maintain() is null")
