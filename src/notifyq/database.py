@@ -181,7 +181,8 @@ class Database:
                 with explaining(self.dsn):
                     self._pool = await asyncpg.create_pool(
                         self.dsn,
-                        min_size=1,
+                        # None that the pool would restore by itself: it logs each try that fails.
+                        min_size=0,
                         max_size=settings.pool_size,
                         timeout=timeout,
                         command_timeout=settings.command_timeout.total_seconds(),

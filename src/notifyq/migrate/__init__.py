@@ -135,8 +135,8 @@ async def _persist(connection: Connection, files: Files, choose: _Choose) -> Rep
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
             if pause is None:
                 raise SchemaError(
-                    f"{error.args[0]}: a long transaction uses the tables of schema messages, "
-                    "see pg_stat_activity; nothing was changed"
+                    f"{error.args[0]}: a long transaction uses the tables of schema messages, or "
+                    "another upgrade goes on, see pg_stat_activity; nothing was changed"
                 ) from error
             await asyncio.sleep(pause)
     raise AssertionError  # the last attempt returns or raises; this line tells the type checker

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from notifyq.errors import SchemaError, SchemaTooNewError
 
-# The advisory key follows _upkeep_key() of 20_internal.sql. Waiting for another upgrade may take as
-# long as it takes; waiting for a table may not, for all later statements would queue up behind. And
-# where it waits in a circle with a publisher, it has to give way before the server looks for
-# deadlocks: that would end whoever looks first.
+# Upgrades take turns by an advisory key, which may take longer than a table: it holds up nobody. For
+# a table all later statements would queue up behind; and where it waits in a circle with a
+# publisher, it has to give way before the server looks for deadlocks: that would end whoever looks
+# first. The key is not waited for without an end, since any role could hold it.
 BEGIN = """
 set local statement_timeout = 0;
-set local lock_timeout = 0;
+set local lock_timeout = '20s';
 set local client_min_messages = notice;
 -- No schema where others may create functions: they could shadow those of the system.
 set local search_path = pg_catalog, pg_temp;
