@@ -13,10 +13,10 @@ from pathlib import Path
 
 from notifyq.errors import SchemaError, SchemaTooNewError
 
-# Upgrades take turns by an advisory key, which may take longer than a table: it holds up nobody. For
-# a table all later statements would queue up behind; and where it waits in a circle with a
-# publisher, it has to give way before the server looks for deadlocks: that would end whoever looks
-# first. The key is not waited for without an end, since any role could hold it.
+# Upgrades take turns by an advisory key. Waiting for it holds up nobody, but has an end, since any
+# role could hold it. Behind a wait for a table all later statements would queue up; and where that
+# goes in a circle with a publisher, it has to give way before the server looks for deadlocks: that
+# would end whoever looks first.
 BEGIN = """
 set local statement_timeout = 0;
 set local lock_timeout = '20s';
