@@ -87,7 +87,7 @@ async def clear(connection: Connection) -> None:
     """Empty the tables, which leaves an install as it was made."""
     await connection.execute("""
         truncate messages.message, messages.message_archive, messages.redrive restart identity;
-        truncate messages.queue;
+        truncate messages.queue, messages.queue_grant;
         insert into messages.queue (name) values ('default');
     """)
 
