@@ -76,9 +76,9 @@ end;
 $$;
 
 -- Each statement that publishes reads this condition anew, so a short one costs least; the function
--- costs ten times as much. It only says that something might be over a limit. The text, not the size
--- in the table, which is small for 1e5000 and for whatever is compressed; 3800 and 200 make less
--- than any queue takes.
+-- costs ten times as much. It only says that something might be over a limit. The text, not the
+-- size in the table, which is small for 1e5000 and for whatever is compressed; 3800 and 200 make
+-- less than any queue takes.
 create or replace trigger bound
   before insert on messages.message
   for each row

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli.programs import Running, Terminal
-from database import session, until
+from database import rows, session, until
 from notifyq import App, ConfigurationError, Json, QueueNotFoundError
 from notifyq.publisher import Publisher
 
@@ -75,6 +75,7 @@ async def test_many_belong_to_the_transaction_of_the_caller(
 
 
 async def test_a_batch_is_bounded_in_size(publisher: Publisher, connection: Connection) -> None:
+    await rows(connection, "alter_queue", name="default", max_bytes=4_000_000)
     large = Json('"' + "x" * 3_000_000 + '"')
     batches = [len(ids) async for ids in publisher.publish_stream("default", [large] * 7)]
     assert batches == [3, 3, 1]

@@ -47,13 +47,13 @@ def test_queue_lives_from_create_to_drop(notifyq: Notifyq) -> None:
     name = "it's [bold]a[/] queue"
     run = notifyq.good
     policy = ["--lock-timeout", "1m30s", "--max-attempts", "5", "--backoff", "250ms"]
-    policy += ["--backoff-max", "1h", "--bell", "off", "--retention", "7d"]
+    policy += ["--backoff-max", "1h", "--bell", "off", "--retention", "7d", "--max-bytes", "5000"]
     assert run("queues", "create", name, *policy).out == f"created {name}\n"
     assert run("queues", "create", name).out == f"{name} exists, nothing changed\n"
     row = next(row for row in run("queues", "--json").data if row["queue"] == name)
     counts = {"waiting": 0, "scheduled": 0, "locked": 0, "expired": 0, "oldest_waiting_at": None}
     times = {"lock_timeout": 90, "backoff": 0.25, "backoff_max": 3600, "retention": 604800}
-    rest = {"queue": name, "max_attempts": 5, "paused": False, "bell": "off"}
+    rest = {"queue": name, "max_attempts": 5, "paused": False, "bell": "off", "max_bytes": 5000}
     assert row == counts | times | rest
     assert run("queues", "alter", name, "--max-attempts", "2").out == f"changed {name}\n"
     assert run("queues", "pause", name).out == f"paused {name}\n"
