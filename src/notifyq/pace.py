@@ -1,4 +1,4 @@
-"""How fast handlers are, and so how many messages to have at hand before a slot is free."""
+"""How many messages to have at hand before a slot is free, and how many looks may be in vain."""
 
 from __future__ import annotations
 
@@ -45,3 +45,20 @@ class Pace:
         self._ahead = min(_MOST, int(_AHEAD * self._handled / elapsed)) if is_quick else 0
         self._begin()
         return self._ahead
+
+
+class Allowance:
+    """So many looks may be in vain at once, and so many a second after that: a token bucket."""
+
+    def __init__(self, burst: int, rate: float) -> None:
+        self._burst = burst
+        self._rate = rate
+        self._left = float(burst)
+        self._since = time.monotonic()
+
+    def spend(self) -> float:
+        """Note one; return for how many seconds there should be no other."""
+        now = time.monotonic()
+        self._left = min(self._burst, self._left + (now - self._since) * self._rate) - 1
+        self._since = now
+        return max(0.0, -self._left / self._rate)

@@ -25,6 +25,7 @@ from notifyq.events import (
 )
 from notifyq.inbox import Inbox
 from notifyq.listener import Listener
+from notifyq.pace import Allowance
 from notifyq.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -36,10 +37,8 @@ if TYPE_CHECKING:
     from notifyq.handlers import Registry
     from notifyq.model import Message
 
-_BARREN = 10
-"""Bells in a row that may be about nothing before the next one has to wait a little."""
-_COOLDOWN = 0.05
-"""That little, in seconds: anybody may ring the bell, and ring it all the time."""
+_VAIN, _VAIN_RATE = 10, 100.0
+"""Bells that may be about nothing, at once and a second: anybody may ring, all the time."""
 
 
 class Worker:
@@ -164,7 +163,7 @@ class Worker:
             raise self._failure
 
     async def _claim_until_stopped(self) -> None:
-        barren = 0
+        vain = Allowance(_VAIN, _VAIN_RATE)
         while not self._stops:
             # Cleared before the look: a bell that rings while it is under way must set it again,
             # else its message waits for the next poll.
@@ -175,9 +174,8 @@ class Worker:
                 await self._attendance.note(look)
                 if look.is_full:
                     continue
-                barren = barren + 1 if is_rung and not look.queues else 0
-                if barren > _BARREN:
-                    await asyncio.sleep(_COOLDOWN)
+                if is_rung and not look.queues and (pause := vain.spend()) > 0:
+                    await asyncio.sleep(pause)
             # Only then does a slot that becomes free call for another look.
             room = self._crew.room
             self._is_full = room <= 0

@@ -3,7 +3,7 @@
 import pytest
 
 from notifyq import pace
-from notifyq.pace import PATIENCE, Pace
+from notifyq.pace import PATIENCE, Allowance, Pace
 
 
 class Clock:
@@ -79,3 +79,17 @@ def test_after_a_stumble_it_is_measured_again(clock: Clock) -> None:
     handle(pace, 50, 0.01)
     clock.now += 0.05
     assert pace.ahead() == 100
+
+
+def test_a_burst_is_allowed_and_after_that_so_many_a_second(clock: Clock) -> None:
+    allowance = Allowance(10, 100)
+    assert [allowance.spend() for _ in range(10)] == [0] * 10
+    assert allowance.spend() == pytest.approx(0.01)
+    spent = 0
+    began = clock.now
+    while clock.now < began + 1:
+        clock.now += allowance.spend()
+        spent += 1
+    assert spent == pytest.approx(100, abs=2)
+    clock.now += 60
+    assert [allowance.spend() for _ in range(10)] == [0] * 10

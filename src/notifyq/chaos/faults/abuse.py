@@ -133,6 +133,8 @@ class Hostile(Fault):
     _NAME: ClassVar[str] = "mallory"
     _BELLS: ClassVar[int] = 5000
     """Notifications a second."""
+    _VAIN: ClassVar[int] = 120
+    """Claims a second that a worker may make more than without them: it allows itself 100."""
 
     async def inject(self, rig: Rig) -> None:
         """Count claims without the stranger, let it do its worst, and count again."""
@@ -154,7 +156,7 @@ class Hostile(Fault):
         rig.figure("claims/s before", calm)
         rig.figure("claims/s in the flood", storm)
         rig.require(
-            storm - calm < self._BELLS / 10,
+            storm - calm < self._VAIN * len(rig.workers),
             f"{self._BELLS} bells a second cause {storm - calm:.0f} claims a second",
         )
 
