@@ -129,6 +129,7 @@ create or replace function messages.claim_id(
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();

@@ -104,6 +104,7 @@ create or replace function messages.retry(
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
 as $$
 declare
   v_message messages.message;
