@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from notifyq import sql
 from notifyq.attendance import Attendance
@@ -49,6 +49,8 @@ class Worker:
     runs once.
     """
 
+    _inbox_type: ClassVar[type[Inbox]] = Inbox
+
     def __init__(
         self,
         database: Database,
@@ -75,7 +77,7 @@ class Worker:
         self._listen_dsn = listen_dsn or database.dsn
         self._sink = Guarded(sink)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._inbox = Inbox(database, self.name)
+        self._inbox = self._inbox_type(database, self.name)
         self._wake = asyncio.Event()
         self._crew = Crew(
             self._inbox,

@@ -103,11 +103,12 @@ def _locked(message: Message) -> dict[str, Any]:
 class _Worker(Worker):
     """A worker with an inbox that writes down what it does."""
 
+    _inbox_type = _Inbox
+    _inbox: _Inbox
+
     def __init__(self, *args: Any, history: History, **options: Any) -> None:
         super().__init__(*args, **options)
-        # The worker has made its inbox, and given it to others, already.
-        self._inbox.__class__ = _Inbox
-        self._inbox.history = history  # type: ignore[attr-defined]  # it has one now
+        self._inbox.history = history
 
 
 class _App(App):
