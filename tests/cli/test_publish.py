@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import re
 import signal
 import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cli.programs import Running, Terminal
+from notifyq.cli.publish import _lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,6 +167,24 @@ def test_terminal_is_told_what_to_type(shared_database: str, queue: str, count: 
         assert terminal.end() == 130
         assert "Traceback" not in terminal.shown
     assert count() == 1
+
+
+async def test_an_interrupt_that_a_library_swallowed_ends_the_wait_for_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the command would read on, deaf to a Ctrl-C that came while it connected."""
+
+    async def read() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await anext(_lines(follow=False))
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1\n")))
+    await asyncio.create_task(read())
 
 
 def test_memory_does_not_grow_with_the_input(shared_database: str, queue: str) -> None:

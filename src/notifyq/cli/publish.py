@@ -158,8 +158,11 @@ async def _lines(*, follow: bool) -> AsyncIterator[list[bytes]]:
     begun = bytearray()
     is_over = False
     while not is_over:
-        # A Ctrl-C during the lines before has its effect here.
+        # A Ctrl-C during the lines before has its effect here; also one that a library has swallowed,
+        # as asyncpg may while it connects.
         await asyncio.sleep(0)
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise asyncio.CancelledError
         with _interruptible():
             read = os.read(stdin.fileno(), _BATCH) if follow else stdin.read(_BATCH)
         # The end of the input; in a terminal another read would wait for another Ctrl-D.
