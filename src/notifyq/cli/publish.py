@@ -158,8 +158,8 @@ async def _lines(*, follow: bool) -> AsyncIterator[list[bytes]]:
     begun = bytearray()
     is_over = False
     while not is_over:
-        # A Ctrl-C during the lines before has its effect here; also one that a library has swallowed,
-        # as asyncpg may while it connects.
+        # A Ctrl-C during the lines before has its effect here, and so has one that a library has
+        # swallowed, as a driver may while it connects.
         await asyncio.sleep(0)
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise asyncio.CancelledError
