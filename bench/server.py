@@ -9,10 +9,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit, urlunsplit
 
 import asyncpg
 
+from notifyq.config import with_database
 from notifyq.embedded import Server, debian_binaries, wheel_binaries
 from notifyq.errors import NotifyqError
 
@@ -104,7 +104,7 @@ class Host:
         """Create the database of a system and return its address."""
         name = f"{self._prefix}_{system}"
         await self._admin.execute(f'create database "{name}" template template0')
-        return urlunsplit(urlsplit(self._dsn)._replace(path=f"/{quote(name, safe='')}"))
+        return with_database(self._dsn, name)
 
     async def settings(self) -> dict[str, str]:
         """Return the settings that matter."""

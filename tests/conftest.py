@@ -13,7 +13,6 @@ import itertools
 import os
 import shutil
 import subprocess
-import tempfile
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +36,10 @@ from database import (
     open_session,
     session,
     stamp,
-    with_database,
 )
-from notifyq.embedded import Server, debian_binaries, wheel_binaries
+from notifyq.config import with_database
+from notifyq.embedded import debian_binaries, wheel_binaries
+from notifyq.testing.plugin import private_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -207,18 +207,6 @@ def _compose(request: pytest.FixtureRequest) -> Iterator[str]:
         yield dsn
 
 
-@contextmanager
-def _private(binaries: Path | None) -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
-        # Run by root, the server is another user's and must be able to enter.
-        Path(folder).chmod(0o711)
-        server = Server(Path(folder) / "server", binaries=binaries, throwaway=True)
-        try:
-            yield server.start()
-        finally:
-            server.stop()
-
-
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[str]:
     """Give the address of the server's own database, the one that pg_cron serves, if any."""
@@ -229,7 +217,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[str]:
         with _compose(request) as dsn:
             yield dsn
     else:
-        with _private(debian_binaries() if engine.kind == "debian" else wheel_binaries()) as dsn:
+        with private_server(
+            debian_binaries() if engine.kind == "debian" else wheel_binaries()
+        ) as dsn:
             yield dsn
 
 

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
-from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
@@ -27,10 +26,6 @@ class Connect(Protocol):
     """Opens one more session in the database of the test; it is closed with the test."""
 
     async def __call__(self, **options: Any) -> Connection: ...
-
-
-def with_database(dsn: str, name: str) -> str:
-    return urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))
 
 
 async def open_session(dsn: str, **options: Any) -> Connection:
@@ -87,7 +82,8 @@ async def clear(connection: Connection) -> None:
     """Empty the tables, which leaves an install as it was made."""
     await connection.execute("""
         truncate messages.message, messages.message_archive, messages.redrive restart identity;
-        truncate messages.queue, messages.queue_grant;
+        truncate messages.queue, messages.queue_grant, messages.origin;
+        insert into messages.origin select (messages._here()).*;
         insert into messages.queue (name) values ('default');
     """)
 

@@ -8,7 +8,7 @@ import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -133,6 +133,11 @@ def exposure(status: os.stat_result) -> str | None:
         return "may be written by others, who could lead us to another server"
     allowed = 0o040 if status.st_uid == 0 != os.geteuid() else 0
     return "may be read by others" if status.st_mode & 0o044 & ~allowed else None
+
+
+def with_database(dsn: str, name: str) -> str:
+    """The DSN of another database of the same server."""
+    return urlunsplit(urlsplit(dsn)._replace(path=f"/{quote(name, safe='')}"))
 
 
 def has_password(dsn: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import Notifyq
-from database import create_clone, drop_database, session, with_database
+from notifyq.testing.plugin import cloned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,19 +20,8 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module")
 def shared_database(server: str, template: str) -> Iterator[str]:
     """Give the address of a database with the schema, for all tests of a module."""
-    name = f"notifyq_test_{os.getpid()}_cli_{next(_numbers)}"
-
-    async def create() -> None:
-        async with session(server) as admin:
-            await create_clone(admin, name, template)
-
-    async def drop() -> None:
-        async with session(server) as admin:
-            await drop_database(admin, name)
-
-    asyncio.run(create())
-    yield with_database(server, name)
-    asyncio.run(drop())
+    with cloned(server, template, f"notifyq_test_{os.getpid()}_cli_{next(_numbers)}") as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="session")

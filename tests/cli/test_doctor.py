@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from database import publish, session, with_database
+from database import publish, session
+from notifyq.config import with_database
 from notifyq.database import connect as connect_ours
 from notifyq.doctor import Finding, Level, access, activity, examine, install, server
 from notifyq.doctor.examination import CHECKS

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from database import ROOT, session, with_database
+from database import ROOT, session
+from notifyq.config import with_database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence

@@ -5,9 +5,8 @@ NOTIFYQ_MODEL_EXAMPLES=5000 makes that many runs, other ones each time.
 
 from __future__ import annotations
 
-import asyncio
 import os
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -15,9 +14,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from database import INIT_FILES, create_clone, drop_database, session, with_database
+from database import INIT_FILES
 from model.bench import Session
 from model.machine import Machine
+from notifyq.testing.plugin import cloned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,23 +42,8 @@ HUNT = settings(
 @contextmanager
 def machines(server: str, template: str) -> Iterator[type[Machine]]:
     """Give a machine with a database of its own."""
-    name = f"{template}_model"
-
-    async def create() -> None:
-        async with session(server) as admin:
-            await create_clone(admin, name, template)
-
-    async def drop() -> None:
-        async with session(server) as admin:
-            await drop_database(admin, name)
-
-    asyncio.run(create())
-    ours = Session(with_database(server, name))
-    try:
+    with cloned(server, template, f"{template}_model") as dsn, closing(Session(dsn)) as ours:
         yield type("Bound", (Machine,), {"session": ours})
-    finally:
-        ours.close()
-        asyncio.run(drop())
 
 
 @pytest.mark.timeout(0 if EXAMPLES else 180)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import drop_database, session, with_database
+from database import drop_database, session
+from notifyq.config import with_database
 from notifyq.embedded import Server, debian_binaries
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from database import session, with_database
+from database import session
 from notifyq import App, migrate
+from notifyq.config import with_database
 from notifyq.errors import ForeignPositionError
 from restore.readers import burn, dead_since, kill, position
 

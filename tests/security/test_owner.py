@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import Connection, install, session, with_database
+from database import Connection, install, session
 from notifyq import migrate
+from notifyq.config import with_database
 from notifyq.embedded import Server, debian_binaries, wheel_binaries
 
 if TYPE_CHECKING:

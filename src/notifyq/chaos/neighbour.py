@@ -10,11 +10,10 @@ import statistics
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
 
 from notifyq import migrate
 from notifyq.admin import Admin, Policy
-from notifyq.config import DatabaseSettings
+from notifyq.config import DatabaseSettings, with_database
 from notifyq.database import Database, connect
 from notifyq.inbox import Inbox
 from notifyq.model import Success
@@ -33,7 +32,7 @@ _COLD = 5
 @asynccontextmanager
 async def neighbour(dsn: str) -> AsyncIterator[str]:
     """Make the database on the server of `dsn`, give its address, and drop it."""
-    address = urlunsplit(urlsplit(dsn)._replace(path=f"/{_NAME}"))
+    address = with_database(dsn, _NAME)
     owner = await connect(dsn, name="neighbour")
     try:
         await owner.execute(f"drop database if exists {_NAME} with (force)")

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 
+from notifyq.config import with_database
 from notifyq.embedded import Server
 from notifyq.migrate import install
 
@@ -42,11 +42,8 @@ def notifyq_server(request: pytest.FixtureRequest) -> Iterator[str]:
     if given:
         yield given
         return
-    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
-        # Run by root, the server is another user's and must be able to enter.
-        Path(folder).chmod(0o711)
-        with Server(Path(folder) / "server", throwaway=True) as server:
-            yield server.dsn
+    with private_server() as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +54,7 @@ def notifyq_template(notifyq_server: str) -> Iterator[str]:
     async def create() -> None:
         async with _session(notifyq_server) as admin:
             await admin.execute(f'create database "{name}" template template0')
-        async with _session(_with_database(notifyq_server, name)) as connection:
+        async with _session(with_database(notifyq_server, name)) as connection:
             await install(connection)
 
     asyncio.run(create())
@@ -68,18 +65,34 @@ def notifyq_template(notifyq_server: str) -> Iterator[str]:
 @pytest.fixture
 def notifyq_dsn(notifyq_server: str, notifyq_template: str) -> Iterator[str]:
     """Give the DSN of a database of this test's own, with the schema and nothing else in it."""
-    name = f"{_PREFIX}_{os.urandom(4).hex()}"
+    with cloned(notifyq_server, notifyq_template, f"{_PREFIX}_{os.urandom(4).hex()}") as dsn:
+        yield dsn
+
+
+@contextmanager
+def private_server(binaries: Path | None = None) -> Iterator[str]:
+    """Give the DSN of a server of one's own, without fsync; it is deleted in the end."""
+    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
+        # Run by root, the server is another user's and must be able to enter.
+        Path(folder).chmod(0o711)
+        with Server(Path(folder) / "server", binaries=binaries, throwaway=True) as server:
+            yield server.dsn
+
+
+@contextmanager
+def cloned(server: str, template: str, name: str) -> Iterator[str]:
+    """Give the DSN of a database that is made from another one, and dropped in the end."""
 
     async def create() -> None:
-        async with _session(notifyq_server) as admin:
+        async with _session(server) as admin:
             # The other strategy waits for a checkpoint of the whole server.
-            await admin.execute(
-                f'create database "{name}" template "{notifyq_template}" strategy wal_log'
-            )
+            await admin.execute(f'create database "{name}" template "{template}" strategy wal_log')
 
     asyncio.run(create())
-    yield _with_database(notifyq_server, name)
-    asyncio.run(_drop(notifyq_server, name))
+    try:
+        yield with_database(server, name)
+    finally:
+        asyncio.run(_drop(server, name))
 
 
 async def _drop(server: str, name: str) -> None:
@@ -94,7 +107,3 @@ async def _session(dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]
         yield connection
     finally:
         await connection.close(timeout=10)
-
-
-def _with_database(dsn: str, name: str) -> str:
-    return urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))
