@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+from notifyq import sql
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -52,7 +54,7 @@ def skipped(found: str, advice: str) -> Finding:
     return Finding(Level.SKIPPED, found, advice)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Look:
     """One connection through the DSN, and how that was given."""
 
@@ -62,6 +64,7 @@ class Look:
     """Where the DSN is from, as `--dsn` or `NOTIFYQ_DSN`."""
     sees_all: bool
     """Whether sessions of other users show what they do: that takes pg_read_all_stats."""
+    _diagnosis: asyncpg.Record | None = field(default=None, init=False)
 
     async def row(self, query: str, *args: Any) -> asyncpg.Record:
         """The one row of a query that has one."""
@@ -72,6 +75,12 @@ class Look:
     async def value(self, query: str, *args: Any) -> Any:
         """The one value of a query."""
         return await self.connection.fetchval(query, *args)
+
+    async def diagnosis(self) -> asyncpg.Record:
+        """What messages.diagnose() says, asked once for all checks that want some of it."""
+        if self._diagnosis is None:
+            self._diagnosis = await self.row(sql.DIAGNOSE)
+        return self._diagnosis
 
     @property
     def blind_spot(self) -> str:

@@ -35,7 +35,7 @@ async def check_schema(look: Look) -> Finding:
 
 async def check_whole(look: Look) -> Finding:
     """Whether triggers, indexes and today's partition are there."""
-    row = await look.row(sql.DIAGNOSE)
+    row = await look.diagnosis()
     if row["missing"]:
         return fail(f"missing: {', '.join(row['missing'])}", _INIT)
     if row["misplaced"]:
@@ -48,7 +48,7 @@ async def check_whole(look: Look) -> Finding:
 
 async def check_origin(look: Look) -> Finding:
     """Whether the database came from another server, as a backup does."""
-    row = await look.row(sql.DIAGNOSE)
+    row = await look.diagnosis()
     if row["is_foreign"]:
         return warn(
             "restored from the backup of another server, so that positions of readers are refused",
@@ -134,7 +134,7 @@ async def check_roles(look: Look) -> Finding:
 
 async def check_upkeep(look: Look) -> Finding:
     """Whether expired locks are ended and due messages staged."""
-    row = await look.row(sql.DIAGNOSE)
+    row = await look.diagnosis()
     late: timedelta | None = max(
         filter(None, (row["expired_for"], row["overdue_for"])), default=None
     )
@@ -148,7 +148,7 @@ async def check_upkeep(look: Look) -> Finding:
 
 async def check_backlog(look: Look) -> Finding:
     """For how long messages wait."""
-    row = await look.row(sql.DIAGNOSE)
+    row = await look.diagnosis()
     waiting: timedelta | None = row["waiting_for"]
     if waiting is None:
         return ok("no message waits")
