@@ -21,11 +21,14 @@ create table if not exists messages.message (
   message jsonb not null,
   headers jsonb not null default '{}',
   details text,
+  key text,
+  max_attempts integer,
   constraint message_id_pk primary key (id),
   constraint message_locked_ck check (
     (state = 'locked') = (lock_expires_at is not null and locked_at is not null)
   ),
-  constraint message_headers_ck check (jsonb_typeof(headers) = 'object')
+  constraint message_headers_ck check (jsonb_typeof(headers) = 'object'),
+  constraint message_max_attempts_ck check (max_attempts between 1 and 1000)
 ) with (
   -- Each claim and each heartbeat writes a new row version: room on the page keeps heartbeats HOT.
   fillfactor = 70,
@@ -61,3 +64,7 @@ comment on column messages.message.locked_by is 'The worker that holds the lock,
 comment on column messages.message.dedup_key is
   'At most one live message of a queue has a given key.';
 comment on column messages.message.details is 'Why the last attempt ended without success.';
+comment on column messages.message.key is
+  'What the message is about: order, limits and shares of a queue may go by it.';
+comment on column messages.message.max_attempts is
+  'Claims that this message may use up; null: as many as its queue says.';

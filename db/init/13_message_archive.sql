@@ -23,6 +23,8 @@ create table if not exists messages.message_archive (
   headers jsonb not null,
   details text,
   result jsonb,
+  key text,
+  max_attempts integer,
   -- A key over partitions must hold the partition column, so it cannot forbid a second row for an
   -- id: the fenced delete in messages._archive() does.
   constraint message_archive_id_archived_at_pk primary key (id, archived_at)

@@ -144,11 +144,12 @@ begin
   )
   insert into messages.message_archive as a (
     id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
-    handled_by, dedup_key, message, headers, details, result
+    handled_by, dedup_key, message, headers, details, result, key, max_attempts
   )
   select
     g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
-    e.status, g.queue, g.type, g.locked_by, g.dedup_key, g.message, g.headers, e.details, e.result
+    e.status, g.queue, g.type, g.locked_by, g.dedup_key, g.message, g.headers, e.details, e.result,
+    g.key, g.max_attempts
   from gone as g
   join ending as e on e.id = g.id and e.lock_token = g.lock_token
   returning a.id;

@@ -54,6 +54,8 @@ begin
     v_excess := 'type has more than 200 bytes';
   elsif octet_length(new.dedup_key) > 1000 then
     v_excess := 'dedup_key has more than 1000 bytes';
+  elsif octet_length(new.key) > 200 then
+    v_excess := 'key has more than 200 bytes';
   end if;
   -- No queue allows less than 4096.
   if v_bytes > 4096 then
@@ -87,6 +89,7 @@ create or replace trigger bound
     or octet_length(new.headers::text) > 200
     or octet_length(new.type) > 200
     or octet_length(new.dedup_key) > 1000
+    or octet_length(new.key) > 200
     or jsonb_path_exists(new.message, '$.**{101}')
   )
   execute function messages._bound();

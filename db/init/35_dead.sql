@@ -66,7 +66,7 @@ as $$
 begin
   return query
   with dead as materialized (
-    select d.id, d.queue, d.type, d.priority, d.message, d.headers
+    select d.id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts
     from messages.dead_message as d
     where d.id = any (dead_retry.ids)
       and not exists (select from messages.redrive as r where r.archive_id = d.id)
@@ -81,9 +81,11 @@ begin
     returning r.archive_id, r.message_id
   )
   -- Without the key: a live message may have it by now, and this one must be published.
-  insert into messages.message as m (id, queue, type, priority, message, headers)
+  insert into messages.message as m
+    (id, queue, type, priority, message, headers, key, max_attempts)
     overriding system value
-  select r.message_id, d.queue, d.type, d.priority, d.message, d.headers
+  select
+    r.message_id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts
   from recorded as r
   join dead as d on d.id = r.archive_id
   order by r.message_id
@@ -91,7 +93,7 @@ begin
 end;
 $$;
 comment on function messages.dead_retry(bigint[]) is
-  'Publish dead messages again and return the new ids: same queue, message, headers, type and '
+  'Publish dead messages again and return the new ids: same queue, message, headers, type, key and '
   'priority, due at once, with all attempts and without the dedup_key. Each is published again '
   'once; ids that were, or are not of dead messages, are left out. Raises NQ001 where a queue is '
   'gone; then nothing is published.';

@@ -70,7 +70,11 @@ async def test_an_upgrade_keeps_every_row(version_1: str) -> None:
         after = await rows(connection)
         # Their publishers have not been asked whether less would do.
         assert [queue.pop("max_bytes") for queue in after["queue"]] == 3 * [2**28]
-        assert after == before
+        for table, found in before.items():
+            known = [
+                {key: new[key] for key in old} for old, new in zip(found, after[table], strict=True)
+            ]
+            assert known == found
 
 
 async def test_messages_go_on_after_an_upgrade(version_1: str) -> None:
