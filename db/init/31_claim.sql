@@ -14,6 +14,7 @@ create or replace function messages._stage(queue text, due timestamptz, quantity
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set enable_sort = off
   set jit = off
 as $$
 declare

@@ -143,6 +143,7 @@ create or replace function messages.release_orphans(worker text, known bigint[])
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set enable_sort = off
   set jit = off
 as $$
 declare

@@ -12,6 +12,7 @@ create or replace function messages.take(queue text, quantity integer default 1)
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set enable_sort = off
   set enable_bitmapscan = off
   set jit = off
 as $$

@@ -13,6 +13,7 @@ create or replace function messages.reap(quantity integer default 1000)
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set enable_sort = off
   set jit = off
 as $$
 declare
@@ -62,6 +63,7 @@ create or replace function messages._reject_strays(quantity bigint)
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set enable_sort = off
   set enable_bitmapscan = off
   set jit = off
 as $$
@@ -150,6 +152,7 @@ create or replace function messages._ring_again(queue messages.queue)
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set enable_sort = off
   set jit = off
 as $$
 declare
