@@ -1,9 +1,24 @@
--- Publish: put messages into a queue, inside the caller's transaction.
+-- Publish: put a message into a queue, inside the caller's transaction.
 --
 -- owns:    nothing
 -- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings
--- calls:   messages._invalid, messages._queue
+-- calls:   messages._invalid
 -- raises:  NQ001 queue not found (trigger), NQ003 invalid argument
+
+create or replace function messages._check_attempts(max_attempts integer)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if max_attempts not between 1 and 1000 then
+    perform messages._invalid(
+      format('max_attempts must be between 1 and 1000, not %s', max_attempts)
+    );
+  end if;
+end;
+$$;
 
 create or replace function messages.publish(
   queue text,
@@ -13,7 +28,9 @@ create or replace function messages.publish(
   available_at timestamptz default null,
   type text default null,
   headers jsonb default null,
-  dedup_key text default null
+  dedup_key text default null,
+  key text default null,
+  max_attempts integer default null
 )
   returns bigint
   language plpgsql
@@ -36,13 +53,16 @@ begin
   if publish.message is null then
     perform messages._invalid('message must not be null', 'publish the JSON value null instead');
   end if;
+  if publish.max_attempts is not null then
+    perform messages._check_attempts(publish.max_attempts);
+  end if;
   -- A message that was there may be finished, and its key free, before the look below: try again.
   loop
     insert into messages.message
-      (queue, message, priority, available_at, type, headers, dedup_key)
+      (queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts)
     values (
       publish.queue, publish.message, coalesce(publish.priority, 0), v_due, publish.type,
-      coalesce(publish.headers, '{}'), publish.dedup_key
+      coalesce(publish.headers, '{}'), publish.dedup_key, publish.key, publish.max_attempts
     )
     on conflict (queue, dedup_key) where dedup_key is not null do nothing
     returning id into v_id;
@@ -57,111 +77,10 @@ begin
 end;
 $$;
 comment on function messages.publish(
-  text, jsonb, integer, interval, timestamptz, text, jsonb, text
+  text, jsonb, integer, interval, timestamptz, text, jsonb, text, text, integer
 ) is
   'Publish one message and return its id. delay counts from now, available_at is an instant; '
-  'larger priority goes first. While a live message of the queue has the same dedup_key, nothing '
-  'is published and the id of that message is returned. Raises NQ001 for an unknown queue.';
-
-create or replace function messages.publish_many(
-  queue text,
-  messages jsonb[],
-  priority integer default 0,
-  delay interval default null,
-  available_at timestamptz default null,
-  type text default null,
-  headers jsonb default null,
-  dedup_keys text[] default null
-)
-  returns setof bigint
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-#variable_conflict use_column
-declare
-  v_due timestamptz := coalesce(
-    publish_many.available_at,
-    case when publish_many.delay > interval '0' then clock_timestamp() + publish_many.delay end,
-    now()
-  );
-  v_null integer := array_position(publish_many.messages, null);
-  v_sequence regclass := pg_get_serial_sequence('messages.message', 'id')::regclass;
-  v_new bigint[];
-  v_ids bigint[];
-begin
-  if publish_many.delay is not null and publish_many.available_at is not null then
-    perform messages._invalid('delay and available_at exclude each other', 'give one of them');
-  end if;
-  if v_null is not null then
-    perform messages._invalid(
-      format('message %s is null', v_null), 'publish the JSON value null instead'
-    );
-  end if;
-  perform messages._queue(publish_many.queue);
-  if publish_many.dedup_keys is null then
-    return query
-    insert into messages.message as m (queue, message, priority, available_at, type, headers)
-    select
-      publish_many.queue, p.message, coalesce(publish_many.priority, 0), v_due, publish_many.type,
-      coalesce(publish_many.headers, '{}')
-    from unnest(publish_many.messages) with ordinality as p (message, position)
-    order by p.position
-    returning m.id;
-    return;
-  end if;
-  if cardinality(publish_many.dedup_keys) <> cardinality(publish_many.messages) then
-    perform messages._invalid(
-      format(
-        'there are %s messages, but %s dedup_keys',
-        cardinality(publish_many.messages), cardinality(publish_many.dedup_keys)
-      ),
-      'give a key for each message, or null where it has none'
-    );
-  end if;
-  -- Ids in the order of the array, but rows in the order of the keys: whoever publishes a key waits
-  -- for another that does, and two that take the same keys in another order wait for ever.
-  v_new := array(
-    select nextval(v_sequence)
-    from generate_series(1, cardinality(publish_many.messages))
-  );
-  -- A message that was there may be finished, and its key free, before the look below: try again.
-  loop
-    insert into messages.message
-      (id, queue, message, priority, available_at, type, headers, dedup_key)
-    overriding system value
-    select
-      p.new, publish_many.queue, p.message, coalesce(publish_many.priority, 0), v_due,
-      publish_many.type, coalesce(publish_many.headers, '{}'), p.dedup_key
-    from unnest(v_new, publish_many.messages, publish_many.dedup_keys, v_ids)
-      as p (new, message, dedup_key, id)
-    where p.id is null
-    order by p.dedup_key, p.new
-    on conflict (queue, dedup_key) where dedup_key is not null do nothing;
-    v_ids := array(
-      select case
-        when p.id is not null then p.id
-        when p.dedup_key is null then p.new
-        else (
-          select m.id
-          from messages.message as m
-          where m.queue = publish_many.queue
-            and m.dedup_key = p.dedup_key
-        )
-      end
-      from unnest(v_new, publish_many.dedup_keys, v_ids) with ordinality
-        as p (new, dedup_key, id, position)
-      order by p.position
-    );
-    exit when array_position(v_ids, null) is null;
-  end loop;
-  return query select p.id from unnest(v_ids) as p (id);
-end;
-$$;
-comment on function messages.publish_many(
-  text, jsonb[], integer, interval, timestamptz, text, jsonb, text[]
-) is
-  'Publish an array of messages with one statement and one bell; return their ids in the order of '
-  'the array. dedup_keys has a key, or null, for each; the id of a message whose key is taken is '
-  'that of the live one, as in publish. Raises NQ001 for an unknown queue, and NQ003 where the '
-  'arrays differ in length; then nothing is published.';
+  'larger priority goes first. key says what the message is about; max_attempts (1 to 1000) is how '
+  'often it may be claimed, null: as its queue says. While a live message of the queue has the '
+  'same dedup_key, nothing is published and the id of that message is returned. Raises NQ001 for '
+  'an unknown queue.';

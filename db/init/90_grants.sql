@@ -100,12 +100,16 @@ begin
   grant execute on function messages.version(), messages.serves()
     to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin;
 
-  grant insert (queue, message, priority, available_at, type, headers, dedup_key)
+  grant insert (
+      queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts
+    )
     on messages.message to notifyq_publisher, notifyq_admin;
   grant execute on function
-    messages.publish(text, jsonb, integer, interval, timestamptz, text, jsonb, text),
+    messages.publish(
+      text, jsonb, integer, interval, timestamptz, text, jsonb, text, text, integer
+    ),
     messages.publish_many(
-      text, jsonb[], integer, interval, timestamptz, text, jsonb, text[]
+      text, jsonb[], integer, interval, timestamptz, text, jsonb, text[], text[], integer
     ),
     -- Called by the insert trigger, with the rights of whoever inserts.
     messages.announce(bigint, text, boolean)

@@ -20,3 +20,8 @@ comment on column messages.message.key is
   'What the message is about: order, limits and shares of a queue may go by it.';
 comment on column messages.message.max_attempts is
   'Claims that this message may use up; null: as many as its queue says.';
+
+-- They have more arguments now.
+drop function if exists
+  messages.publish(text, jsonb, integer, interval, timestamptz, text, jsonb, text),
+  messages.publish_many(text, jsonb[], integer, interval, timestamptz, text, jsonb, text[]);

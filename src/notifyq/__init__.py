@@ -31,7 +31,7 @@ from notifyq.errors import (
 )
 from notifyq.handlers import Handler, Reject, Retry
 from notifyq.model import ArchivedMessage, Message, State, Status
-from notifyq.publisher import Json
+from notifyq.payload import Json
 from notifyq.worker import Worker
 
 __version__ = "0.1.0"

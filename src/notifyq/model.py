@@ -53,6 +53,8 @@ class _Row:
     attempts: int
     type: str | None
     dedup_key: str | None
+    key: str | None
+    max_attempts: int | None
     message: str
     headers: dict[str, Any]
     details: str | None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import AsyncIterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import asyncpg
-from pydantic_core import PydanticSerializationError, to_json
 
 from notifyq import sql
 from notifyq.database import explaining
 from notifyq.errors import ConfigurationError
+from notifyq.payload import check_json, encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -21,17 +19,7 @@ if TYPE_CHECKING:
 
     from notifyq.database import AnyConnection, Database
 
-    DedupKey = Callable[[Any], str | None]
-
-# What a numeric holds, before and after the point.
-_MOST_DIGITS = 131_072
-_MOST_DECIMALS = 16_383
-
-_LONE_SURROGATE = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
-    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-)
-
+    KeyOf = Callable[[Any], str | None]
 
 _MOST = 10_000
 """Messages of a statement: more are hardly faster, and take memory here and there."""
@@ -39,30 +27,16 @@ _LARGEST = 8_000_000
 """Characters of a statement, but for the last of its messages; an array has less than 1 GB."""
 
 
-class Json(str):
-    """A payload that is JSON text already: it is published as it is."""
-
-    __slots__ = ()
-
-
-def encode(payload: Any) -> str:
-    """JSON text of a payload: plain data, dataclasses, pydantic models, dates, UUIDs, enums."""
-    if isinstance(payload, Json):
-        return payload
-    try:
-        return to_json(payload, inf_nan_mode="constants").decode()
-    except (PydanticSerializationError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"the payload cannot be written as JSON: {error}") from error
-
-
 class Options(TypedDict, total=False):
-    """What holds for each of many messages; as for one of them, see `Publisher.publish`."""
+    """What holds for one message, or for each of many."""
 
     priority: int
     delay: timedelta | None
     available_at: datetime | None
     type: str | None
     headers: dict[str, Any] | None
+    max_attempts: int | None
+    """Claims that it may use up; None: as many as its queue says."""
 
 
 class Publisher:
@@ -81,24 +55,15 @@ class Publisher:
         payload: Any,
         *,
         connection: AnyConnection | None = None,
-        priority: int = 0,
-        delay: timedelta | None = None,
-        available_at: datetime | None = None,
-        type: str | None = None,
-        headers: dict[str, Any] | None = None,
         dedup_key: str | None = None,
+        key: str | None = None,
+        **options: Unpack[Options],
     ) -> int:
-        """Publish one message and return its id; with a live `dedup_key`, the id that has it."""
-        args = (
-            queue,
-            encode(payload),
-            priority,
-            delay,
-            available_at,
-            type,
-            None if headers is None else encode(headers),
-            dedup_key,
-        )
+        """Publish one message and return its id; with a live `dedup_key`, the id that has it.
+
+        `key` says what the message is about: order, limits and shares of a queue may go by it.
+        """
+        args = (queue, encode(payload), *_before(options), dedup_key, key, *_behind(options))
         [published] = await self._ids(connection, sql.PUBLISH, *args)
         return published
 
@@ -108,15 +73,16 @@ class Publisher:
         payloads: Iterable[Any],
         *,
         connection: AnyConnection | None = None,
-        dedup_key: DedupKey | None = None,
+        dedup_key: KeyOf | None = None,
+        key: KeyOf | None = None,
         **options: Unpack[Options],
     ) -> list[int]:
         """Publish messages, all or none; return their ids in order.
 
-        `dedup_key` gives the key of a payload, or None; while a live message has that key, its id
-        is returned instead. There is one statement and one bell for every 10,000.
+        `dedup_key` and `key` give the keys of a payload, or None; while a live message has that
+        `dedup_key`, its id is returned instead. Every 10,000 have one statement and one bell.
         """
-        gathered = _Gathered(dedup_key)
+        gathered = _Gathered(dedup_key, key)
         batches = [full for payload in payloads if (full := gathered.add(payload))]
         if not batches:
             return await self._publish_batch(connection, queue, gathered.take(), **options)
@@ -137,7 +103,8 @@ class Publisher:
         *,
         batch: int = 1000,
         connection: AnyConnection | None = None,
-        dedup_key: DedupKey | None = None,
+        dedup_key: KeyOf | None = None,
+        key: KeyOf | None = None,
         **options: Unpack[Options],
     ) -> AsyncIterator[list[int]]:
         """Publish a stream in batches, in bounded memory; yield the ids of each batch.
@@ -146,7 +113,7 @@ class Publisher:
         with a `connection` that has a transaction open, when that commits. An error says which
         message it is about, counted from 1; what was yielded before it is published.
         """
-        gathered = _Gathered(dedup_key, batch)
+        gathered = _Gathered(dedup_key, key, batch)
         published = 0
         async for payload in _each(payloads):
             if full := gathered.add(payload):
@@ -180,14 +147,9 @@ class Publisher:
         batch: _Batch,
         *,
         before: int = 0,
-        priority: int = 0,
-        delay: timedelta | None = None,
-        available_at: datetime | None = None,
-        type: str | None = None,
-        headers: dict[str, Any] | None = None,
+        **options: Unpack[Options],
     ) -> list[int]:
-        heads = None if headers is None else encode(headers)
-        args = (queue, batch.texts, priority, delay, available_at, type, heads, batch.keys)
+        args = (queue, batch.texts, *_before(options), *batch.keys, *_behind(options))
         try:
             return await self._ids(connection, sql.PUBLISH_MANY, *args)
         except _NotStoredError as error:
@@ -217,22 +179,40 @@ class _NotStoredError(ConfigurationError):
     pass
 
 
+# What the functions take before and behind the keys, in their order.
+def _before(options: Options) -> tuple[Any, ...]:
+    headers = options.get("headers")
+    return (
+        options.get("priority", 0),
+        options.get("delay"),
+        options.get("available_at"),
+        options.get("type"),
+        None if headers is None else encode(headers),
+    )
+
+
+def _behind(options: Options) -> tuple[Any, ...]:
+    return (options.get("max_attempts"),)
+
+
 class _Batch(NamedTuple):
     texts: list[str]
-    keys: list[str | None] | None
+    keys: list[list[str | None] | None]
 
 
 class _Gathered:
     """Payloads as they gather to a batch of bounded number and size."""
 
-    def __init__(self, dedup_key: DedupKey | None, most: int = _MOST) -> None:
-        self._key = dedup_key
+    def __init__(self, dedup_key: KeyOf | None, key: KeyOf | None, most: int = _MOST) -> None:
+        self._makers = dedup_key, key
         self._most = most
         self._begin()
 
     def _begin(self) -> None:
         self._texts: list[str] = []
-        self._keys: list[str | None] = []
+        self._keys: list[list[str | None] | None] = [
+            None if make is None else [] for make in self._makers
+        ]
         self._size = 0
 
     def add(self, payload: Any) -> _Batch | None:
@@ -240,14 +220,15 @@ class _Gathered:
         text = encode(payload)
         self._texts.append(text)
         self._size += len(text)
-        if self._key is not None:
-            self._keys.append(self._key(payload))
+        for keys, make in zip(self._keys, self._makers, strict=True):
+            if keys is not None and make is not None:
+                keys.append(make(payload))
         is_full = len(self._texts) >= self._most or self._size >= _LARGEST
         return self.take() if is_full else None
 
     def take(self) -> _Batch:
         """Return what has gathered and begin anew."""
-        batch = _Batch(self._texts, None if self._key is None else self._keys)
+        batch = _Batch(self._texts, self._keys)
         self._begin()
         return batch
 
@@ -259,41 +240,3 @@ async def _each(payloads: AsyncIterable[Any] | Iterable[Any]) -> AsyncIterator[A
     else:
         for payload in payloads:
             yield payload
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def check_json(text: str) -> None:
-    """Raise ValueError, saying why, for a text that PostgreSQL would not take as jsonb."""
-    try:
-        _DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at column {error.colno}") from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if "\\u" not in text:
-        return
-    # Without the escaped backslashes, every backslash that is left begins an escape.
-    escapes = text.replace("\\\\", "--")
-    if "\\u0000" in escapes:
-        raise ValueError("it has the character \\u0000, which PostgreSQL cannot store")
-    if lone := _LONE_SURROGATE.search(escapes):
-        raise ValueError(f"it has {lone.group()}, which is half a character")
-
-
-def _check_size(number: str) -> None:
-    mantissa, _, exponent = number.lower().partition("e")
-    if not exponent and len(number) <= _MOST_DECIMALS:
-        return
-    whole, _, fraction = mantissa.partition(".")
-    shift = int(exponent[:12] or 0)
-    decimals = len(fraction) - shift
-    significant = (whole + fraction).lstrip("-0")
-    if decimals > _MOST_DECIMALS or (significant and len(significant) - decimals > _MOST_DIGITS):
-        raise ValueError(f"the number {number[:20]} has more digits than PostgreSQL can store")
-
-
-# Made once: it takes longer than a short text. Numbers stay text: PostgreSQL keeps more digits.
-_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=_check_size, parse_float=_check_size)

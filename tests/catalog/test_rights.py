@@ -15,7 +15,7 @@ PUBLISH = [
     "insert into messages.message (message) values ('1')",
     "select messages.announce(1, 'default', true)",
     "insert into messages.message (queue, message, priority, available_at, type, headers, "
-    "dedup_key) values ('default', '1', 1, now(), 't', '{}', 'k')",
+    "dedup_key, key, max_attempts) values ('default', '1', 1, now(), 't', '{}', 'k', 'c', 3)",
 ]
 WORK = [
     "select messages.claim()",

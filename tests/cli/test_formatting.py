@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from notifyq.cli.common import cell, duration, instant, printable, span, when
 from notifyq.cli.demo import without_password
-from notifyq.publisher import check_json
+from notifyq.payload import check_json
 
 if TYPE_CHECKING:
     from database import Connection

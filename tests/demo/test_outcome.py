@@ -25,6 +25,8 @@ def archived(id_: int, status: str = "success", *, is_locked: bool = True) -> Ar
         attempts=1,
         type=None,
         dedup_key=None,
+        key=None,
+        max_attempts=None,
         message="1",
         headers={},
         details=None,

@@ -405,3 +405,58 @@ async def test_a_date_that_no_client_can_read_is_refused_however_it_comes(
         )
     await connection.execute("select messages.publish('default', '1', available_at => 'infinity')")
     assert [row["state"] for row in await rows(connection, "message_list")] == ["scheduled"]
+
+
+async def test_a_message_has_a_key_and_attempts_of_its_own(connection: Connection) -> None:
+    first = await value(
+        connection, "publish", queue="default", message=1, key="c-1", max_attempts=3
+    )
+    ids = [
+        row[0]
+        for row in await rows(
+            connection,
+            "publish_many",
+            queue="default",
+            messages=[2, 3],
+            keys=["c-2", None],
+            max_attempts=7,
+        )
+    ]
+    ids += [
+        row[0]
+        for row in await rows(
+            connection,
+            "publish_many",
+            queue="default",
+            messages=[4, 5],
+            keys=[None, "c-5"],
+            dedup_keys=["b", "a"],
+        )
+    ]
+    found = await connection.fetch(
+        "select id, message, key, max_attempts from messages.message order by id"
+    )
+    assert [tuple(row) for row in found] == [
+        (first, 1, "c-1", 3),
+        (ids[0], 2, "c-2", 7),
+        (ids[1], 3, None, 7),
+        (ids[2], 4, None, None),
+        (ids[3], 5, "c-5", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "publish('default', '1', max_attempts => 0)",
+        "publish('default', '1', max_attempts => 1001)",
+        "publish_many('default', array['1']::jsonb[], max_attempts => 0)",
+        "publish_many('default', array['1']::jsonb[], keys => array['a', 'b'])",
+    ],
+)
+async def test_attempts_and_keys_that_make_no_sense_are_refused(
+    connection: Connection, call: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"max_attempts must be|1 messages, but 2 keys"):
+        await connection.execute(f"select messages.{call}")
+    assert await count(connection) == 0

@@ -25,6 +25,8 @@ def message(payload: str = "null", **columns: Any) -> Message:
         "attempts": 1,
         "type": None,
         "dedup_key": None,
+        "key": None,
+        "max_attempts": None,
         "message": payload,
         "headers": {},
         "details": None,

@@ -21,7 +21,8 @@ from notifyq.events import (
 )
 from notifyq.inbox import Inbox
 from notifyq.model import Failed, Success
-from notifyq.publisher import Json, Publisher
+from notifyq.payload import Json
+from notifyq.publisher import Publisher
 from worker.running import Events, doubles, statuses, working
 
 

@@ -35,3 +35,14 @@ async def test_a_codec_of_the_callers_connection_changes_no_payload(
     for message in await app.archive.live():
         assert message.id in {first, *second}
         assert message.payload() == payload
+
+
+async def test_keys_and_attempts_reach_the_messages(app: App) -> None:
+    await app.publish("default", 0, key="zero", max_attempts=4)
+    await app.publish_many("default", [1, 2], key=lambda n: f"k{n}", max_attempts=2)
+    async for _ in app.publish_stream("default", [3], key=lambda _: None):
+        pass
+    assert [
+        (message.payload(), message.key, message.max_attempts)
+        for message in sorted(await app.archive.live(), key=lambda it: it.id)
+    ] == [(0, "zero", 4), (1, "k1", 2), (2, "k2", 2), (3, None, None)]

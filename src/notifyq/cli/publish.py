@@ -16,7 +16,8 @@ import typer
 from notifyq.cli.common import DsnOption, duration, err, instant, open_database, out, run
 from notifyq.cli.progress import Progress
 from notifyq.errors import ConfigurationError
-from notifyq.publisher import Json, Publisher, check_json
+from notifyq.payload import Json, check_json
+from notifyq.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -46,6 +47,12 @@ def publish(
     dedup_key: Annotated[
         str | None, typer.Option(help="Publish only if no live message has this key.")
     ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="What the message is about: order and limits go by it.")
+    ] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Attempts; by default those of the queue.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Publish lines of stdin as they come, for ever.")
     ] = False,
@@ -64,11 +71,13 @@ def publish(
         "available_at": at,
         "type": type_,
         "headers": _headers(header or []),
+        "max_attempts": max_attempts,
     }
     if message == "-":
         if dedup_key is not None:
             raise typer.BadParameter("--dedup-key is for a single message")
-        run(_publish_lines(dsn, queue, options, follow=follow))
+        keys = {} if key is None else {"key": lambda _: key}
+        run(_publish_lines(dsn, queue, options | keys, follow=follow))
         return
     if follow:
         raise typer.BadParameter("--follow is for lines of standard input")
@@ -82,7 +91,7 @@ def publish(
     async def publish_one() -> None:
         async with open_database(dsn) as database:
             published = await Publisher(database).publish(
-                queue, Json(message), dedup_key=dedup_key, **options
+                queue, Json(message), dedup_key=dedup_key, key=key, **options
             )
         out.print(published)
 

@@ -16,7 +16,8 @@ from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.kinds import payload
 from notifyq.config import DatabaseSettings
 from notifyq.database import Database, connect
-from notifyq.publisher import Json, Publisher
+from notifyq.payload import Json
+from notifyq.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -1,0 +1,74 @@
+"""Payloads: values as JSON text, and texts that PostgreSQL would not take."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from notifyq.errors import ConfigurationError
+
+# What a numeric holds, before and after the point.
+_MOST_DIGITS = 131_072
+_MOST_DECIMALS = 16_383
+
+_LONE_SURROGATE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+
+
+class Json(str):
+    """A payload that is JSON text already: it is published as it is."""
+
+    __slots__ = ()
+
+
+def encode(payload: Any) -> str:
+    """JSON text of a payload: plain data, dataclasses, pydantic models, dates, UUIDs, enums."""
+    if isinstance(payload, Json):
+        return payload
+    try:
+        return to_json(payload, inf_nan_mode="constants").decode()
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"the payload cannot be written as JSON: {error}") from error
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def check_json(text: str) -> None:
+    """Raise ValueError, saying why, for a text that PostgreSQL would not take as jsonb."""
+    try:
+        _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at column {error.colno}") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if "\\u" not in text:
+        return
+    # Without the escaped backslashes, every backslash that is left begins an escape.
+    escapes = text.replace("\\\\", "--")
+    if "\\u0000" in escapes:
+        raise ValueError("it has the character \\u0000, which PostgreSQL cannot store")
+    if lone := _LONE_SURROGATE.search(escapes):
+        raise ValueError(f"it has {lone.group()}, which is half a character")
+
+
+def _check_size(number: str) -> None:
+    mantissa, _, exponent = number.lower().partition("e")
+    if not exponent and len(number) <= _MOST_DECIMALS:
+        return
+    whole, _, fraction = mantissa.partition(".")
+    shift = int(exponent[:12] or 0)
+    decimals = len(fraction) - shift
+    significant = (whole + fraction).lstrip("-0")
+    if decimals > _MOST_DECIMALS or (significant and len(significant) - decimals > _MOST_DIGITS):
+        raise ValueError(f"the number {number[:20]} has more digits than PostgreSQL can store")
+
+
+# Made once: it takes longer than a short text. Numbers stay text: PostgreSQL keeps more digits.
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=_check_size, parse_float=_check_size)
