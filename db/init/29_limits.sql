@@ -77,19 +77,14 @@ begin
 end;
 $$;
 
--- Each statement that publishes reads this condition anew, so a short one costs least; the function
--- costs ten times as much. It only says that something might be over a limit. The text, not the
--- size in the table, which is small for 1e5000 and for whatever is compressed; 3800 and 200 make
--- less than any queue takes.
+-- Each statement that publishes reads this condition anew, so a short one costs least: with one
+-- call for all five a lone insert is a seventh quicker than with five. It only says that something
+-- might be over a limit; nothing is, that has 200 characters in all. As text, since the size in the
+-- table is small for 1e5000 and for whatever is compressed.
 create or replace trigger bound
   before insert on messages.message
   for each row
   when (
-    octet_length(new.message::text) > 3800
-    or octet_length(new.headers::text) > 200
-    or octet_length(new.type) > 200
-    or octet_length(new.dedup_key) > 1000
-    or octet_length(new.key) > 200
-    or jsonb_path_exists(new.message, '$.**{101}')
+    octet_length(concat(new.message, new.headers, new.type, new.dedup_key, new.key)) > 200
   )
   execute function messages._bound();
