@@ -148,18 +148,19 @@ class Bell:
 
 
 class Bells:
-    """Listens to new_message and dead_message with a session of its own."""
+    """Listens to channels with a session of its own."""
 
     _FENCE = "test_fence"
 
-    def __init__(self, listener: Connection) -> None:
+    def __init__(self, listener: Connection, *channels: str) -> None:
         self._listener = listener
+        self._channels = channels or ("new_message", "dead_message")
         self._heard: list[Bell] = []
         self._fences: asyncio.Queue[str] = asyncio.Queue()
         self._count = 0
 
     async def listen(self) -> None:
-        for channel in ("new_message", "dead_message"):
+        for channel in self._channels:
             await self._listener.add_listener(channel, self._hear)
         await self._listener.add_listener(self._FENCE, self._pass_fence)
 

@@ -23,6 +23,7 @@ create table if not exists messages.message (
   details text,
   key text,
   max_attempts integer,
+  awaited boolean not null default false,
   constraint message_id_pk primary key (id),
   constraint message_locked_ck check (
     (state = 'locked') = (lock_expires_at is not null and locked_at is not null)
@@ -68,3 +69,5 @@ comment on column messages.message.key is
   'What the message is about: order, limits and shares of a queue may go by it.';
 comment on column messages.message.max_attempts is
   'Claims that this message may use up; null: as many as its queue says.';
+comment on column messages.message.awaited is
+  'Whether somebody waits for the end: finished_message rings for it.';

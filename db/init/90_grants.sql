@@ -100,6 +100,11 @@ begin
   grant execute on function messages.version(), messages.serves()
     to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin;
 
+  grant execute on function messages.result(bigint)
+    to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin;
+  grant execute on function messages.await_result(bigint)
+    to notifyq_publisher, notifyq_worker, notifyq_admin;
+
   grant insert (
       queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts
     )

@@ -25,3 +25,23 @@ comment on column messages.message.max_attempts is
 drop function if exists
   messages.publish(text, jsonb, integer, interval, timestamptz, text, jsonb, text),
   messages.publish_many(text, jsonb[], integer, interval, timestamptz, text, jsonb, text[]);
+
+-- Results: whose end rings, and what there is to read of it.
+alter table messages.message
+  add column awaited boolean not null default false;
+
+comment on column messages.message.awaited is
+  'Whether somebody waits for the end: finished_message rings for it.';
+
+create type messages.message_report as (
+  id bigint,
+  queue text,
+  state text,
+  attempts integer,
+  available_at timestamptz,
+  archived_at timestamptz,
+  details text,
+  result jsonb
+);
+comment on type messages.message_report is
+  'How far a message is: its state or, once finished, its status, and then its result.';

@@ -12,6 +12,7 @@ NotifyqError
 │  └─ SchemaTooNewError
 └─ DatabaseError (asyncpg.PostgresError)     raised by the functions in schema messages
    ├─ QueueNotFoundError     NQ001
+   ├─ MessageNotFoundError   NQ002
    ├─ InvalidArgumentError   NQ003
    ├─ QueueNotEmptyError     NQ005
    ├─ QueueDeniedError       NQ007, also an AccessDeniedError
@@ -77,6 +78,12 @@ class QueueNotFoundError(DatabaseError):
     """There is no queue of this name."""
 
     sqlstate = "NQ001"
+
+
+class MessageNotFoundError(DatabaseError):
+    """There is no message with this id, or it is no longer kept."""
+
+    sqlstate = "NQ002"
 
 
 class InvalidArgumentError(DatabaseError):

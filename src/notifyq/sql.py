@@ -80,6 +80,8 @@ select * from messages.archive_list(
   queue => $1, status => $2::messages.message_status, quantity => $3, since => $4)
 """
 ARCHIVE_FIND = "select * from messages.archive_find(id => $1)"
+RESULT = "select r.* from messages.result(id => $1) as r"
+AWAIT_RESULT = "select r.* from messages.await_result(id => $1) as r"
 ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
 
 DEAD_LIST = "select * from messages.dead_list(queue => $1, quantity => $2, skip => $3)"
@@ -123,6 +125,7 @@ ADOPT = "select messages.adopt()"
 
 NEW_MESSAGE = "new_message"
 DEAD_MESSAGE = "dead_message"
+FINISHED_MESSAGE = "finished_message"
 
 SESSION = """
 select count(*)

@@ -13,6 +13,7 @@ from database import Connect, Connection, Notices, publish
 
 TIMES = 7  # from the sixth call on the server may use a generic plan
 
+UNKNOWN = "do $$ begin perform messages.{}(79); exception when sqlstate 'NQ002' then null; end $$"
 CALLS = {
     "claim": "select * from messages.claim(quantity => 10)",
     "claim of a queue": "select * from messages.claim(array['default'], 10)",
@@ -35,6 +36,8 @@ CALLS = {
     "reap": "select messages.reap()",
     "maintain": "select messages.maintain()",
     "stage_due": "select messages.stage_due()",
+    "result": UNKNOWN.format("result"),
+    "await_result": UNKNOWN.format("await_result"),
     "renotify": "select messages.renotify()",
 }
 

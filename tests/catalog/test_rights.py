@@ -40,6 +40,8 @@ WORK = [
     "select messages.renotify()",
     "select messages.maintain()",
 ]
+AWAIT = ["select messages.await_result(1)"]
+RESULT = ["select messages.result(1)"]
 READ_TABLES = [
     "select * from messages.message",
     "select * from messages.message_archive",
@@ -113,13 +115,13 @@ NOBODY = [
     "select nextval('messages.message_id_seq')",
     "select setval('messages.message_id_seq', 1)",
 ]
-ALL = [*PUBLISH, *WORK, *READ_TABLES, *READ, *INFO, *ADMIN, *NOBODY]
+ALL = [*PUBLISH, *WORK, *AWAIT, *RESULT, *READ_TABLES, *READ, *INFO, *ADMIN, *NOBODY]
 RIGHTS = {
-    "notifyq_publisher": PUBLISH,
+    "notifyq_publisher": [*PUBLISH, *AWAIT, *RESULT],
     # A finish whose answer was lost is looked for in the archive.
-    "notifyq_worker": [*WORK, *INFO, "select messages.archive_find(1)"],
-    "notifyq_reader": [*READ_TABLES, *READ, *INFO],
-    "notifyq_admin": [*PUBLISH, *WORK, *READ_TABLES, *READ, *INFO, *ADMIN],
+    "notifyq_worker": [*WORK, *AWAIT, *RESULT, *INFO, "select messages.archive_find(1)"],
+    "notifyq_reader": [*RESULT, *READ_TABLES, *READ, *INFO],
+    "notifyq_admin": [*PUBLISH, *WORK, *AWAIT, *RESULT, *READ_TABLES, *READ, *INFO, *ADMIN],
     # A role of the server's own, to which nothing was granted.
     "pg_monitor": [],
 }

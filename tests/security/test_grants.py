@@ -283,3 +283,16 @@ async def test_an_app_is_told_in_one_line(bills: int, roles: None, database: str
         assert await app.admin.grant_queue("default", role_name("billing"), consume=False)
         assert len(await app.admin.queue_grants("default")) == 1
         assert await app.admin.revoke_queue("default", role_name("billing"))
+
+
+@pytest.mark.parametrize("function", ["result", "await_result"])
+async def test_what_came_of_a_message_is_for_those_who_publish_or_consume(
+    connection: Connection, bills: int, enter: Enter, function: str
+) -> None:
+    call = f"select state from messages.{function}($1)"
+    for may in ({"consume": False}, {"publish": False}):
+        await value(connection, "revoke_queue", queue="bills", role=role_name("billing"))
+        await value(connection, "grant_queue", queue="bills", role=role_name("billing"), **may)
+        assert await (await enter("billing")).fetchval(call, bills)
+    with pytest.raises(QueueDeniedError):
+        await (await enter("worker")).fetchval(call, bills)
