@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 import asyncpg
 
 from notifyq import sql
-from notifyq.database import explaining
+from notifyq.borrowed import borrow
 from notifyq.errors import ConfigurationError
 from notifyq.payload import check_json, encode
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from datetime import datetime, timedelta
 
+    from notifyq.borrowed import Awaited, Borrowed
     from notifyq.database import AnyConnection, Database
 
     KeyOf = Callable[[Any], str | None]
@@ -39,11 +40,26 @@ class Options(TypedDict, total=False):
     """Claims that it may use up; None: as many as its queue says."""
 
 
+class MessageOptions(Options, total=False):
+    """What holds for one message, its keys included."""
+
+    dedup_key: str | None
+    key: str | None
+
+
+class ManyOptions(Options, total=False):
+    """What holds for many messages, and what gives each its keys."""
+
+    dedup_key: KeyOf | None
+    key: KeyOf | None
+
+
 class Publisher:
     """Publish into queues, on the pool or inside a transaction of the caller's.
 
     `connection` is the caller's own, with a transaction open or not: the message is there when
-    that transaction commits, and not if it doesn't.
+    that transaction commits, and not if it doesn't. It may be of any library that
+    `notifyq.within` knows, if calls on it are awaited.
     """
 
     def __init__(self, database: Database) -> None:
@@ -54,7 +70,7 @@ class Publisher:
         queue: str,
         payload: Any,
         *,
-        connection: AnyConnection | None = None,
+        connection: Awaited | None = None,
         dedup_key: str | None = None,
         key: str | None = None,
         **options: Unpack[Options],
@@ -72,7 +88,7 @@ class Publisher:
         queue: str,
         payloads: Iterable[Any],
         *,
-        connection: AnyConnection | None = None,
+        connection: Awaited | None = None,
         dedup_key: KeyOf | None = None,
         key: KeyOf | None = None,
         **options: Unpack[Options],
@@ -102,7 +118,7 @@ class Publisher:
         payloads: AsyncIterable[Any] | Iterable[Any],
         *,
         batch: int = 1000,
-        connection: AnyConnection | None = None,
+        connection: Awaited | None = None,
         dedup_key: KeyOf | None = None,
         key: KeyOf | None = None,
         **options: Unpack[Options],
@@ -132,17 +148,26 @@ class Publisher:
             yield connection
 
     @asynccontextmanager
-    async def _transaction(self, connection: AnyConnection | None) -> AsyncIterator[AnyConnection]:
+    async def _transaction(self, connection: Awaited | None) -> AsyncIterator[Awaited]:
         if connection is None:
             async with self._database.connection() as own, own.transaction():
                 yield own
         else:
-            async with connection.transaction():
+            async with self._borrow(connection).transaction():
                 yield connection
+
+    def _borrow(self, connection: Awaited) -> Borrowed:
+        borrowed = borrow(connection)
+        if borrowed.blocks:
+            raise ConfigurationError(
+                "calls on this connection would block the event loop: publish on it with "
+                "notifyq.within.publish(connection, queue, payload)"
+            )
+        return borrowed
 
     async def _publish_batch(
         self,
-        connection: AnyConnection | None,
+        connection: Awaited | None,
         queue: str,
         batch: _Batch,
         *,
@@ -162,13 +187,12 @@ class Publisher:
                     ) from error
             raise
 
-    async def _ids(self, connection: AnyConnection | None, statement: str, *args: Any) -> list[int]:
+    async def _ids(self, connection: Awaited | None, statement: str, *args: Any) -> list[int]:
         try:
             if connection is None:
-                rows = await self._database.fetch(statement, *args)
-            else:
-                with explaining(self._database.dsn):
-                    rows = await connection.fetch(statement, *args)
+                own = await self._database.fetch(statement, *args)
+                return [row[0] for row in own]
+            rows = await self._borrow(connection).fetch(statement, *args)
         except asyncpg.DataError as error:
             # NaN, \u0000, half a surrogate pair, a date beyond what PostgreSQL has.
             raise _NotStoredError(f"PostgreSQL cannot store the message: {error}") from error

@@ -1,0 +1,77 @@
+"""A look at what others published, and connections that they do it on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from django import setup  # type: ignore[import-untyped]  # Django has no types
+from django.conf import settings  # type: ignore[import-untyped]
+from django.db import connections  # type: ignore[import-untyped]
+from psycopg.rows import dict_row
+from sqlalchemy.engine import make_url
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+settings.configure(USE_TZ=True)
+setup()
+
+
+class Watcher:
+    """Sees what is committed, and hears its bells."""
+
+    def __init__(self, dsn: str) -> None:
+        self._connection = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
+        self._connection.execute("listen new_message")
+        self._connection.execute("listen fence")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def messages(self) -> list[dict[str, Any]]:
+        """All that are live, in the order of ids."""
+        return self._connection.execute("select * from messages.message order by id").fetchall()
+
+    def ids(self) -> list[int]:
+        return [message["id"] for message in self.messages()]
+
+    def rings(self) -> int:
+        """How many bells rang since the last call."""
+        self._connection.execute("notify fence")
+        for heard, bell in enumerate(self._connection.notifies(timeout=10)):
+            if bell.channel == "fence":
+                return heard
+        raise TimeoutError
+
+
+def url(dsn: str, driver: str) -> Any:
+    return make_url(dsn).set(drivername=f"postgresql+{driver}")
+
+
+def django(
+    dsn: str, stack: ExitStack, *, engine: str = "postgresql", autocommit: bool = True
+) -> Any:
+    """Give the connection of Django's database "other"."""
+    where = make_url(dsn)
+    connections.settings = connections.configure_settings(
+        {
+            "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
+            "other": {
+                "ENGINE": f"django.db.backends.{engine}",
+                "NAME": where.database,
+                "USER": where.username,
+                "PASSWORD": where.password or "",
+                "HOST": where.host or where.query["host"],
+                "PORT": where.port or "",
+                "AUTOCOMMIT": autocommit,
+            },
+        }
+    )
+
+    def close() -> None:
+        connections["other"].close()
+        del connections["other"]
+
+    stack.callback(close)
+    return connections["other"]
