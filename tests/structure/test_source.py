@@ -73,11 +73,17 @@ def public(
     """Give the public classes, functions and methods of a module or class."""
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if child.name.startswith("_"):
+            if child.name.startswith("_") or is_overload(child):
                 continue
             yield child
             if isinstance(child, ast.ClassDef):
                 yield from public(child)
+
+
+def is_overload(node: ast.AST) -> bool:
+    """Tell whether it is a signature only; the docstring is that of the function behind it."""
+    decorators = getattr(node, "decorator_list", [])
+    return any(isinstance(name, ast.Name) and name.id == "overload" for name in decorators)
 
 
 def test_statements_are_in_one_module() -> None:
