@@ -55,9 +55,10 @@ from pg_class as c
 where c.relnamespace = 'messages'::regnamespace and c.relkind in ('r', 'p', 'v')
   and not c.relispartition
 order by array_position(
-  array['message', 'message_archive', 'dead_message', 'queue', 'redrive', 'schema_version'],
+  array['message', 'message_archive', 'dead_message', 'attempt', 'queue', 'redrive',
+    'schema_version'],
   c.relname::text
-)
+), c.relname
 """
 
 _COLUMNS = """

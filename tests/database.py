@@ -81,7 +81,8 @@ async def stamp(connection: Connection) -> str:
 async def clear(connection: Connection) -> None:
     """Empty the tables, which leaves an install as it was made."""
     await connection.execute("""
-        truncate messages.message, messages.message_archive, messages.redrive restart identity;
+        truncate messages.message, messages.message_archive, messages.redrive,
+          messages.attempt restart identity;
         truncate messages.queue, messages.queue_grant, messages.origin;
         insert into messages.origin select (messages._here()).*;
         insert into messages.queue (name) values ('default');

@@ -24,6 +24,7 @@ create table if not exists messages.message (
   key text,
   max_attempts integer,
   awaited boolean not null default false,
+  handler_attempts integer,
   constraint message_id_pk primary key (id),
   constraint message_locked_ck check (
     (state = 'locked') = (lock_expires_at is not null and locked_at is not null)
@@ -71,3 +72,5 @@ comment on column messages.message.max_attempts is
   'Claims that this message may use up; null: as many as its queue says.';
 comment on column messages.message.awaited is
   'Whether somebody waits for the end: finished_message rings for it.';
+comment on column messages.message.handler_attempts is
+  'Claims that the handler allows which has the message, or had it last; null: it does not say.';

@@ -1,49 +1,55 @@
--- Partitions: the archive has one for each day in UTC, made ahead and dropped when it is old.
+-- Partitions: archive and attempts have one for each day in UTC, made ahead and dropped when old.
 --
--- owns:    the tables messages.message_archive_YYYYMMDD
--- writes:  messages.message_archive_default (rows move into their day), messages.redrive
+-- owns:    the tables messages.message_archive_YYYYMMDD and messages.attempt_YYYYMMDD
+-- writes:  messages.message_archive_default and messages.attempt_default (rows move into their
+--          day), messages.redrive
 -- calls:   nothing
 -- raises:  nothing; a table that is in use is left to the next run
 
-create or replace function messages._partition_name(day date)
+create or replace function messages._partition_name(
+  day date,
+  parent text default 'message_archive'
+)
   returns text
   language sql
   immutable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select 'message_archive_' || to_char(day, 'YYYYMMDD');
+  select parent || '_' || to_char(day, 'YYYYMMDD');
 $$;
 
-create or replace function messages._make_partition(day date)
+-- Of the table parent, which is parted by the column instant.
+create or replace function messages._make_partition(parent text, instant text, day date)
   returns void
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_name text := messages._partition_name(day);
+  v_name text := messages._partition_name(day, parent);
+  v_default text := parent || '_default';
   v_from timestamptz := day::timestamp at time zone 'UTC';
   v_until timestamptz := (day + 1)::timestamp at time zone 'UTC';
 begin
   -- Attached, not created in place: `create table ... partition of` would lock out every insert for
   -- as long as it waits for a reader of the archive.
   execute format(
-    'create table messages.%I (like messages.message_archive including defaults including '
-    'constraints including storage including comments)', v_name
+    'create table messages.%I (like messages.%I including defaults including '
+    'constraints including storage including comments)', v_name, parent
   );
   -- Else a message archived between the move and the attachment would fail the latter.
-  lock table messages.message_archive_default in access exclusive mode;
+  execute format('lock table messages.%I in access exclusive mode', v_default);
   execute format(
     'with moved as ('
-    '  delete from messages.message_archive_default'
-    '  where archived_at >= %L and archived_at < %L returning *'
-    ') insert into messages.%I select * from moved', v_from, v_until, v_name
+    '  delete from messages.%I where %I >= %L and %I < %L returning *'
+    ') insert into messages.%I select * from moved',
+    v_default, instant, v_from, instant, v_until, v_name
   );
   execute format(
-    'alter table messages.message_archive attach partition messages.%I '
+    'alter table messages.%I attach partition messages.%I '
     'for values from (%L) to (%L)',
-    v_name, v_from, v_until
+    parent, v_name, v_from, v_until
   );
 end;
 $$;
@@ -58,21 +64,29 @@ create or replace function messages._make_partitions(ahead integer default 3)
 as $$
 declare
   v_today date := clock_timestamp()::date;
+  v_parent text;
+  v_instant text;
   v_day date;
   v_made integer := 0;
 begin
-  for v_day in
-    select d.day
+  for v_parent, v_instant, v_day in
+    select d.parent, d.instant, d.day
     from (
-      select (v_today + i) as day from generate_series(0, ahead) as g (i)
+      select t.parent, t.instant, v_today + i as day
+      from (values ('message_archive', 'archived_at'), ('attempt', 'ended_at'))
+        as t (parent, instant)
+      cross join generate_series(0, ahead) as g (i)
       union
       -- Days on which nobody made a partition, and rows went to the default one.
-      select a.archived_at::date from messages.message_archive_default as a
+      select 'message_archive', 'archived_at', a.archived_at::date
+      from messages.message_archive_default as a
+      union
+      select 'attempt', 'ended_at', a.ended_at::date from messages.attempt_default as a
     ) as d
-    where to_regclass('messages.' || messages._partition_name(d.day)) is null
-    order by d.day
+    where to_regclass('messages.' || messages._partition_name(d.day, d.parent)) is null
+    order by d.parent desc, d.day
   loop
-    perform messages._make_partition(v_day);
+    perform messages._make_partition(v_parent, v_instant, v_day);
     v_made := v_made + 1;
   end loop;
   return v_made;
@@ -101,8 +115,8 @@ begin
     select c.relname::text
     from pg_inherits as i
     join pg_class as c on c.oid = i.inhrelid
-    where i.inhparent = 'messages.message_archive'::regclass
-      and c.relname ~ '^message_archive_\d{8}$'
+    where i.inhparent in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
+      and c.relname ~ '^(message_archive|attempt)_\d{8}$'
       and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= v_keep::date
     order by c.relname
   loop

@@ -1,9 +1,11 @@
 -- Claim: hand waiting messages to a worker for a limited time.
 --
 -- owns:    nothing
--- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts)
+-- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts,
+--          handler_attempts)
 -- calls:   messages._queue, messages._look, messages._busy_queues, messages._check_quantity,
---          messages._check_positive, messages._consents, messages._barred_queues
+--          messages._check_positive, messages._consents, messages._barred_queues,
+--          messages._check_limits
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 -- Scheduled messages that are due become waiting ones, up to quantity of them. They wait in an
@@ -47,7 +49,8 @@ create or replace function messages.claim(
   lock_timeout interval default null,
   worker text default null,
   filter jsonpath default null,
-  thorough boolean default false
+  thorough boolean default false,
+  max_attempts integer[] default null
 )
   returns setof messages.message
   language plpgsql
@@ -69,6 +72,9 @@ declare
 begin
   perform messages._check_quantity(claim.quantity, 10000);
   perform messages._check_positive('lock_timeout', claim.lock_timeout);
+  if claim.max_attempts is not null then
+    perform messages._check_limits(claim.queues, claim.max_attempts);
+  end if;
   perform messages._queue(u.name)
   from unnest(claim.queues) as u (name)
   where not exists (select from messages.queue as q where q.name = u.name);
@@ -100,7 +106,8 @@ begin
         lock_expires_at = v_now + coalesce(claim.lock_timeout, v_queue.lock_timeout),
         lock_token = m.lock_token + 1,
         locked_by = claim.worker,
-        attempts = m.attempts + 1
+        attempts = m.attempts + 1,
+        handler_attempts = claim.max_attempts[array_position(claim.queues, v_queue.name)]
       where m.id = any (array(select i.id from unnest(v_ids) as i (id)))
       returning m.*
     )
@@ -110,7 +117,9 @@ begin
   end loop;
 end;
 $$;
-comment on function messages.claim(text[], integer, interval, text, jsonpath, boolean) is
+comment on function messages.claim(
+  text[], integer, interval, text, jsonpath, boolean, integer[]
+) is
   'Lock up to quantity (at most 10000) waiting messages and return them: the queues in the order '
   'given (null: all), in a queue by priority, larger first, then by id. Each is held for '
   'lock_timeout (null: that of its queue) and must be finished, released, retried or extended with '
@@ -118,7 +127,9 @@ comment on function messages.claim(text[], integer, interval, text, jsonpath, bo
   'Returns no row, and does not wait, where nothing is free. While very many dead rows lie before '
   'the first message, a session goes on behind the last one that it claimed, and finds what has '
   'come in before it a second later, or ten times as much later as a look at everything takes; '
-  'thorough looks at everything now. Raises NQ001 for an unknown queue, and NQ007 for one from '
+  'thorough looks at everything now. max_attempts has for each of queues how many '
+  'attempts the worker''s handler allows, null: what the queue says; a message''s own number goes '
+  'before both. Raises NQ001 for an unknown queue, and NQ007 for one from '
   'which the caller may not consume; with null those are left out.';
 
 create or replace function messages.claim_id(
@@ -155,7 +166,8 @@ begin
     lock_expires_at = v_now + coalesce(claim_id.lock_timeout, p.lock_timeout),
     lock_token = m.lock_token + 1,
     locked_by = claim_id.worker,
-    attempts = m.attempts + 1
+    attempts = m.attempts + 1,
+    handler_attempts = null
   from picked as p
   where m.id = p.id
   returning m.*;

@@ -1,9 +1,9 @@
 -- Finish: end a lock with an outcome. Every call shows the token of the lock that it means.
 --
 -- owns:    nothing
--- writes:  messages.message, messages.message_archive
+-- writes:  messages.message, messages.message_archive, messages.attempt
 -- calls:   messages._archive, messages._backoff, messages._ring, messages._queue,
---          messages._invalid, messages._screen
+--          messages._invalid, messages._screen, messages._note_attempt
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.finish_many(
@@ -61,13 +61,14 @@ $$;
 comment on function messages.finish(bigint, bigint, messages.message_status, text, jsonb) is
   'Move a locked message to the archive. False: the lock was lost, and nothing changed.';
 
+-- Returns when the message is due again.
 create or replace function messages._requeue(
   message messages.message,
   queue messages.queue,
   delay interval,
   details text
 )
-  returns void
+  returns timestamptz
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
@@ -76,6 +77,7 @@ declare
   v_delay interval := coalesce(
     delay, messages._backoff(queue.backoff, queue.backoff_max, message.attempts)
   );
+  v_now timestamptz := clock_timestamp();
 begin
   update messages.message as m
   set state = 'waiting',
@@ -84,12 +86,14 @@ begin
     locked_by = null,
     lock_token = m.lock_token + 1,
     available_at = case
-      when v_delay > interval '0' then clock_timestamp() + v_delay else m.available_at end,
+      when v_delay > interval '0' then v_now + v_delay else m.available_at end,
     details = _requeue.details
   where m.id = message.id;
   if v_delay <= interval '0' then
     perform messages._ring(queue, message.id::text);
+    return v_now;
   end if;
+  return v_now + v_delay;
 end;
 $$;
 
@@ -98,7 +102,11 @@ create or replace function messages.retry(
   lock_token bigint,
   delay interval default null,
   details text default null,
-  status messages.message_status default 'failed'
+  status messages.message_status default 'failed',
+  error_type text default null,
+  error text default null,
+  traceback text default null,
+  give_up boolean default false
 )
   returns boolean
   language plpgsql
@@ -109,6 +117,7 @@ as $$
 declare
   v_message messages.message;
   v_queue messages.queue;
+  v_retry_at timestamptz;
 begin
   if exists (select from messages.queue_grant) then
     id := (messages._screen(array[id]))[1];
@@ -123,16 +132,26 @@ begin
     return false;
   end if;
   v_queue := messages._queue(v_message.queue);
-  if v_message.attempts >= v_queue.max_attempts then
-    return messages.finish(id, lock_token, status, details);
+  if give_up or v_message.attempts >= coalesce(
+    v_message.max_attempts, v_message.handler_attempts, v_queue.max_attempts
+  ) then
+    -- The trigger of the archive knows nothing of the error: it leaves this attempt out.
+    perform set_config('notifyq.noted', format('%s:%s', id, lock_token), true);
+    perform messages.finish(id, lock_token, status, details);
+  else
+    v_retry_at := messages._requeue(v_message, v_queue, delay, details);
   end if;
-  perform messages._requeue(v_message, v_queue, delay, details);
+  perform messages._note_attempt(
+    v_message, status, v_retry_at, error_type, coalesce(error, details), traceback
+  );
   return true;
 end;
 $$;
 comment on function messages.retry(
-  bigint, bigint, interval, text, messages.message_status
+  bigint, bigint, interval, text, messages.message_status, text, text, text, boolean
 ) is
   'End an attempt that failed: the message waits for delay (null: the backoff of its queue) and is '
-  'handed out again, or is archived with status once its attempts are used up. False: the lock was '
-  'lost, and nothing changed.';
+  'handed out again, or is archived with status once its attempts are used up, or at once with '
+  'give_up. How many it has is said by the message, else by the handler that claimed it, else by '
+  'the queue. The class, text and traceback of the error are for messages.attempts(); without '
+  'error that has the details. False: the lock was lost, and nothing changed.';

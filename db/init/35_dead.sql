@@ -1,7 +1,8 @@
 -- Dead: what to do about messages that did not succeed.
 --
 -- owns:    messages.dead_message
--- writes:  messages.message, messages.redrive, messages.message_archive (dead_delete)
+-- writes:  messages.message, messages.redrive, messages.message_archive and
+--          messages.attempt (dead_delete)
 -- calls:   messages._check_quantity, messages._invalid, messages._queue
 -- raises:  NQ001 queue not found, NQ003 invalid argument
 
@@ -166,10 +167,15 @@ begin
     delete from messages.redrive as r
     using deleted as d
     where r.archive_id = d.id
+  ),
+  erased as (
+    delete from messages.attempt as t
+    where t.message_id = any (array(select d.id from deleted as d))
   )
   select count(*) into v_deleted from deleted;
   return v_deleted;
 end;
 $$;
 comment on function messages.dead_delete(bigint[]) is
-  'Delete dead messages from the archive for good; return how many were.';
+  'Delete dead messages from the archive for good, with the history of their attempts; return how '
+  'many were.';

@@ -1,8 +1,8 @@
--- Triggers: what makes a plain insert a full publish, and a dead message heard.
+-- Triggers: what makes a plain insert a full publish.
 --
--- owns:    triggers schedule and published of messages.message, died of messages.message_archive
--- writes:  messages.message (state of scheduled rows); notifies new_message and dead_message
--- calls:   messages._queue, messages._ring, messages._compact, messages._notify,
+-- owns:    triggers schedule and published of messages.message
+-- writes:  messages.message (state of scheduled rows); notifies new_message
+-- calls:   messages._queue, messages._ring, messages._compact,
 --          messages._publishing_key, messages._attended_key, messages._invalid,
 --          messages._await_drop
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
@@ -167,49 +167,3 @@ create or replace trigger published
   for each row
   when (pg_try_advisory_xact_lock_shared(hashtextextended(new.queue, 7305427004)))
   execute function messages._published();
-
-create or replace function messages._died()
-  returns trigger
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-declare
-  v_dead messages.message_archive;
-  v_queue text;
-  v_ids bigint[];
-  v_named integer := 0;
-  v_count integer := 0;
-begin
-  for v_queue, v_ids in
-    select a.queue, array_agg(a.id order by a.id)
-    from archived as a
-    where a.status <> 'success'
-    group by a.queue
-  loop
-    v_count := v_count + cardinality(v_ids);
-    perform messages._notify('dead_message', v_queue, messages._compact(v_ids));
-  end loop;
-  if v_count = 0 then
-    return null;
-  end if;
-  -- Ten lines wake somebody up as well as ten thousand, which would fill the log.
-  for v_dead in
-    select a.* from archived as a where a.status <> 'success' order by a.id limit 10
-  loop
-    v_named := v_named + 1;
-    raise warning 'notifyq: dead message % in queue %: %: %',
-      v_dead.id, v_dead.queue, v_dead.status, left(coalesce(v_dead.details, '-'), 200);
-  end loop;
-  if v_count > v_named then
-    raise warning 'notifyq: % more dead messages in the same statement', v_count - v_named;
-  end if;
-  return null;
-end;
-$$;
-
-create or replace trigger died
-  after insert on messages.message_archive
-  referencing new table as archived
-  for each statement
-  execute function messages._died();

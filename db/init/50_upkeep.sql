@@ -1,10 +1,11 @@
 -- Upkeep: what must happen with no worker alive. pg_cron and every worker call maintain().
 --
 -- owns:    nothing
--- writes:  messages.message, messages.message_archive
+-- writes:  messages.message, messages.message_archive, messages.attempt
 -- calls:   messages._archive, messages._requeue, messages._stage, messages._ring,
 --          messages._compact, messages._make_partitions, messages._drop_partitions,
---          messages._check_quantity, messages._note_reached
+--          messages._check_quantity, messages._note_reached, messages._note_attempt,
+--          messages._expiry, messages._reject_strays
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -34,88 +35,28 @@ begin
   if cardinality(v_expired) = 0 then
     return 0;
   end if;
-  perform messages._requeue(
-    e, q, null, format('lock of %s expired', coalesce(e.locked_by, 'an unnamed worker'))
+  perform messages._note_attempt(
+    e, 'lock_expired', messages._requeue(e, q, null, messages._expiry(e)), null,
+    messages._expiry(e), null
   )
   from unnest(v_expired) as e
   join messages.queue as q on q.name = e.queue
-  where e.attempts < q.max_attempts;
+  where e.attempts < coalesce(e.max_attempts, e.handler_attempts, q.max_attempts);
   perform messages._archive(
     array_agg(e.id), array_agg(e.lock_token),
     array_agg('lock_expired'::messages.message_status),
-    array_agg(format('lock of %s expired', coalesce(e.locked_by, 'an unnamed worker')))
+    array_agg(messages._expiry(e))
   )
   from unnest(v_expired) as e
   left join messages.queue as q on q.name = e.queue
-  where e.attempts >= coalesce(q.max_attempts, 0);
+  where q.name is null
+    or e.attempts >= coalesce(e.max_attempts, e.handler_attempts, q.max_attempts);
   return cardinality(v_expired);
 end;
 $$;
 comment on function messages.reap(integer) is
   'End up to quantity locks that have expired: archive as lock_expired, or put back with the '
   'backoff of its queue where attempts are left. Returns how many. Any number may run at once.';
-
--- Publishers that stay silent do not ask the registry, so a queue that is dropped while a worker
--- attends it can be published into until that worker has noticed.
-create or replace function messages._reject_strays(quantity bigint)
-  returns integer
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-  set enable_sort = off
-  set enable_bitmapscan = off
-  set jit = off
-as $$
-declare
-  v_queue text := '';
-  v_strays messages.message[];
-  v_rejected integer := 0;
-begin
-  loop
-    -- From one queue to the next in the indexes, however many messages each has.
-    v_queue := least(
-      (
-        select m.queue from messages.message as m
-        where m.state = 'waiting' and m.queue > v_queue order by m.queue limit 1
-      ),
-      (
-        select m.queue from messages.message as m
-        where m.state = 'scheduled' and m.queue > v_queue order by m.queue limit 1
-      )
-    );
-    exit when v_queue is null;
-    continue when exists (select from messages.queue as q where q.name = v_queue);
-    v_strays := array(
-      select m
-      from messages.message as m
-      where m.queue = v_queue
-        and m.state <> 'locked'
-        and m.id = any (
-          array(
-            select w.id from messages.message as w
-            where w.state = 'waiting' and w.queue = v_queue limit _reject_strays.quantity
-          ) || array(
-            select w.id from messages.message as w
-            where w.state = 'scheduled' and w.queue = v_queue limit _reject_strays.quantity
-          )
-        )
-      order by m.id
-      for update skip locked
-    );
-    v_rejected := v_rejected + cardinality(v_strays);
-    perform messages._archive(
-      array_agg(s.id), array_agg(s.lock_token),
-      array_agg('rejected'::messages.message_status),
-      array_agg(format('there is no queue %L any more', left(s.queue, 200))),
-      state => s.state
-    )
-    from unnest(v_strays) as s
-    group by s.state;
-  end loop;
-  return v_rejected;
-end;
-$$;
 
 create or replace function messages.stage_due(quantity integer default 10000)
   returns integer
@@ -214,5 +155,5 @@ $$;
 comment on function messages.maintain() is
   'All of the upkeep, bounded: reap expired locks, reject messages whose queue was dropped beside '
   'their publishers, stage what is due, ring again for what waits, make the coming days of the '
-  'archive and drop those past retention. Null: another session is doing it. Called by pg_cron and '
-  'about once a second by workers; either alone is enough.';
+  'archive and of the attempts, and drop those past retention. Null: another session is doing it. '
+  'Called by pg_cron and about once a second by workers; either alone is enough.';

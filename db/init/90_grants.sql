@@ -121,11 +121,13 @@ begin
     to notifyq_publisher, notifyq_admin;
 
   grant execute on function
-    messages.claim(text[], integer, interval, text, jsonpath, boolean),
+    messages.claim(text[], integer, interval, text, jsonpath, boolean, integer[]),
     messages.claim_id(bigint, interval, text),
     messages.finish(bigint, bigint, messages.message_status, text, jsonb),
     messages.finish_many(bigint[], bigint[], messages.message_status[], text[], jsonb[]),
-    messages.retry(bigint, bigint, interval, text, messages.message_status),
+    messages.retry(
+      bigint, bigint, interval, text, messages.message_status, text, text, text, boolean
+    ),
     messages.release(bigint, bigint, interval),
     messages.release_many(bigint[], bigint[], interval),
     messages.release_orphans(text, bigint[]),
@@ -144,6 +146,7 @@ begin
     messages.maintain(),
     -- A finish whose answer was lost is looked for in the archive.
     messages.archive_find(bigint),
+    messages.attempts(bigint),
     messages.queue_info(text),
     messages.diagnose()
     to notifyq_worker, notifyq_admin;
@@ -157,6 +160,7 @@ begin
     messages.archive_list(text, messages.message_status, integer, timestamptz),
     messages.archive_find(bigint),
     messages.archive_summary(text, timestamptz),
+    messages.attempts(bigint),
     messages.dead_list(text, integer, integer),
     messages.dead_count(text),
     messages.dead_since(pg_snapshot, text),

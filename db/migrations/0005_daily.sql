@@ -2,7 +2,7 @@
 -- breaking: no
 -- needs: owner
 --
--- owns:    nothing
+-- owns:    messages.attempt, messages.attempt_default
 -- writes:  nothing
 -- calls:   nothing
 -- raises:  nothing
@@ -45,3 +45,84 @@ create type messages.message_report as (
 );
 comment on type messages.message_report is
   'How far a message is: its state or, once finished, its status, and then its result.';
+
+-- Attempts: how many a handler allows, and what became of those that did not succeed.
+alter table messages.message add column handler_attempts integer;
+comment on column messages.message.handler_attempts is
+  'Claims that the handler allows which has the message, or had it last; null: it does not say.';
+
+create table messages.attempt (
+  message_id bigint not null,
+  lock_token bigint not null,
+  locked_at timestamptz not null,
+  ended_at timestamptz not null default clock_timestamp(),
+  retry_at timestamptz,
+  number integer not null,
+  status messages.message_status not null,
+  queue text not null,
+  handled_by text,
+  error_type text,
+  details text,
+  traceback text,
+  constraint attempt_message_id_lock_token_ended_at_pk
+    primary key (message_id, lock_token, ended_at)
+) partition by range (ended_at);
+
+create table messages.attempt_default
+  partition of messages.attempt default;
+
+comment on table messages.attempt is
+  'One row for each attempt that did not succeed; read it with messages.attempts().';
+comment on column messages.attempt.message_id is 'The message, live or archived.';
+comment on column messages.attempt.lock_token is 'The lock that the attempt was made under.';
+comment on column messages.attempt.locked_at is 'When the attempt began.';
+comment on column messages.attempt.ended_at is
+  'When it ended; for a worker that died, when its lock was found expired.';
+comment on column messages.attempt.retry_at is
+  'When the message was to be handed out again; null: this was the last attempt.';
+comment on column messages.attempt.number is 'Which attempt of the message it was, from 1 on.';
+comment on column messages.attempt.status is 'How it ended; the status of the last one is final.';
+comment on column messages.attempt.queue is 'The queue of the message.';
+comment on column messages.attempt.handled_by is 'The worker that held the lock.';
+comment on column messages.attempt.error_type is
+  'The class of the error; null where there was none, or the worker did not tell.';
+comment on column messages.attempt.details is 'The text of the error, or what else went wrong.';
+comment on column messages.attempt.traceback is
+  'Where the error came from, with the errors that caused it.';
+
+-- Now, not with the rest: the functions that make their days act with the rights of the owner.
+do $$
+declare
+  v_table text;
+begin
+  for v_table in select unnest(array['attempt', 'attempt_default'])
+  loop
+    execute format(
+      'alter table messages.%I owner to %I', v_table,
+      (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'messages')
+    );
+  end loop;
+end;
+$$;
+
+-- Beside the new ones, which have more arguments, each call would be ambiguous. Those that came
+-- after the version that is upgraded are not there.
+do $$
+declare
+  v_old text;
+begin
+  for v_old in
+    select to_regprocedure(s.signature)
+    from unnest(array[
+      'messages.claim(text[], integer, interval, text, jsonpath, boolean)',
+      'messages.retry(bigint, bigint, interval, text, messages.message_status)',
+      'messages._requeue(messages.message, messages.queue, interval, text)',
+      'messages._make_partition(date)',
+      'messages._partition_name(date)'
+    ]) as s (signature)
+    where to_regprocedure(s.signature) is not null
+  loop
+    execute format('drop function %s', v_old);
+  end loop;
+end;
+$$;

@@ -51,6 +51,7 @@ READ_TABLES = [
     "select * from messages.redrive",
     "select * from messages.origin",
     "select * from messages.queue_grant",
+    "select * from messages.attempt",
 ]
 READ = [
     "select messages.message_list()",
@@ -65,7 +66,11 @@ READ = [
     "select messages.snapshot_of(messages.current_position())",
     "select messages.queue_grants()",
 ]
-INFO = ["select messages.queue_info()", "select messages.diagnose()"]
+INFO = [
+    "select messages.queue_info()",
+    "select messages.diagnose()",
+    "select messages.attempts(1)",
+]
 ADMIN = [
     "select messages.create_queue('q')",
     "select messages.alter_queue('default')",

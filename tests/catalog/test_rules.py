@@ -142,7 +142,8 @@ async def test_every_table_and_type_is_commented(connection: Connection) -> None
     uncommented = await names(
         connection,
         f"select c.relname::text from {TABLES} and c.relkind in ('r', 'p', 'v') "
-        "and c.relname !~ '^message_archive_' and obj_description(c.oid, 'pg_class') is null "
+        "and c.relname !~ '^(message_archive|attempt)_' "
+        "and obj_description(c.oid, 'pg_class') is null "
         "union all select t.typname::text from pg_type as t "
         "where t.typnamespace = 'messages'::regnamespace and t.typtype in ('e', 'c') "
         "and (t.typrelid = 0 or exists (select from pg_class as c where c.oid = t.typrelid "
@@ -186,10 +187,10 @@ async def test_constraints_and_indexes_are_named_by_one_pattern(connection: Conn
     found = await names(
         connection,
         f"select c.relname::text from {TABLES} and c.relkind in ('i', 'I') "
-        "and c.relname !~ '^message_archive_(\\d|default)' union all "
+        "and c.relname !~ '^(message_archive|attempt)_(\\d|default)' union all "
         "select k.conname::text from pg_constraint as k "
         "where k.connamespace = 'messages'::regnamespace and k.contype <> 'n' "
-        "and k.conrelid::regclass::text !~ 'message_archive_'",
+        "and k.conrelid::regclass::text !~ '(message_archive|attempt)_'",
     )
     assert [name for name in found if not re.search(r"_(pk|uq|ck|fk|idx)$", name)] == []
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from database import Connection
 
 NEXT = SCHEMA_VERSION + 1
-CLAIM = "messages.claim(text[], integer, interval, text, jsonpath, boolean)"
+CLAIM = "messages.claim(text[], integer, interval, text, jsonpath, boolean, integer[])"
 FINISH_MANY = "messages.finish_many(bigint[], bigint[], messages.message_status[], text[], jsonb[])"
 REFUSED = (
     f"version {NEXT} of the schema is installed, which serves notifyq from schema {NEXT} on, and "

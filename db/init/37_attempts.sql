@@ -1,0 +1,93 @@
+-- Attempts: the history of the attempts of a message that did not succeed.
+--
+-- owns:    nothing
+-- writes:  messages.attempt
+-- calls:   messages._invalid, messages._has_role, messages._barred_queues
+-- raises:  NQ003 invalid argument
+
+-- Texts are cut, as they come from programs that may write anything.
+create or replace function messages._note_attempt(
+  message messages.message,
+  status messages.message_status,
+  retry_at timestamptz,
+  error_type text,
+  details text,
+  traceback text
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  insert into messages.attempt (
+    message_id, lock_token, locked_at, retry_at, number, status, queue, handled_by, error_type,
+    details, traceback
+  )
+  values (
+    message.id, message.lock_token, message.locked_at, _note_attempt.retry_at, message.attempts,
+    _note_attempt.status, message.queue, message.locked_by, left(_note_attempt.error_type, 200),
+    left(_note_attempt.details, 8000), left(_note_attempt.traceback, 32000)
+  );
+end;
+$$;
+
+-- Why an attempt ended that nobody has ended.
+create or replace function messages._expiry(message messages.message)
+  returns text
+  language sql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select format('lock of %s expired', coalesce(message.locked_by, 'an unnamed worker'));
+$$;
+
+create or replace function messages._check_limits(queues text[], max_attempts integer[])
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_wrong integer;
+begin
+  if cardinality(max_attempts) is distinct from cardinality(queues) then
+    perform messages._invalid('max_attempts must have one value for each of queues');
+  end if;
+  select u.n into v_wrong
+  from unnest(_check_limits.max_attempts) as u (n)
+  where u.n not between 1 and 1000
+  limit 1;
+  if found then
+    perform messages._invalid(format('max_attempts must be between 1 and 1000, not %s', v_wrong));
+  end if;
+end;
+$$;
+
+create or replace function messages.attempts(id bigint)
+  returns setof messages.attempt
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  -- Who reads may read all; a worker, what it may consume.
+  v_barred text[] := case
+    when messages._has_role('notifyq_reader') then '{}' else messages._barred_queues() end;
+begin
+  return query
+  select a.*
+  from messages.attempt as a
+  where a.message_id = attempts.id
+    and a.queue <> all (v_barred)
+  order by a.lock_token;
+end;
+$$;
+comment on function messages.attempts(bigint) is
+  'The attempts of a message, live or finished, that did not succeed, the first one first: when '
+  'each began and ended, how, by which worker, with which error, and when the next one was due. An '
+  'attempt that succeeds is the archived message itself; one that was released does not count. '
+  'They are kept for as long as the archive keeps messages of their day. A worker gets none of a '
+  'queue from which it may not consume.';
