@@ -92,6 +92,46 @@ comment on function messages.unwatch(text[], integer[], integer) is
   'Give up the places held in these queues. Where nobody is left who watches, all workers are '
   'summoned. Returns for how many queues.';
 
+create or replace function messages.next_due(queues text[])
+  returns interval
+  language plpgsql
+  volatile
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_sort = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return (
+    select min(d.available_at)
+    from messages.queue as q
+    cross join lateral (
+      select m.available_at
+      from messages.message as m
+      where m.queue = q.name
+        and m.state = 'scheduled'
+        -- What is due already a claim finds; and of what was, dead rows lie there.
+        and m.available_at > v_now
+        and m.available_at < 'infinity'
+      order by m.available_at
+      limit 1
+    ) as d
+    where q.name = any (next_due.queues)
+      and not q.paused
+      and messages._may(q.name, 'consume from')
+  ) - v_now;
+end;
+$$;
+comment on function messages.next_due(text[]) is
+  'How long it takes until the next scheduled message of these queues is due; null if there is '
+  'none. What is due already does not count: a claim finds it. A bell rings for what is published '
+  'with less than a minute to go, so who sleeps until then, or a minute, misses nothing.';
+
 create or replace function messages.summon(queues text[], always boolean default false)
   returns integer
   language plpgsql

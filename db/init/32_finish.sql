@@ -2,8 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive, messages.attempt
--- calls:   messages._archive, messages._backoff, messages._ring, messages._queue,
---          messages._invalid, messages._screen, messages._note_attempt
+-- calls:   messages._archive, messages._backoff, messages._ring, messages._attended_key,
+--          messages._queue, messages._invalid, messages._screen, messages._note_attempt
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.finish_many(
@@ -89,11 +89,13 @@ begin
       when v_delay > interval '0' then v_now + v_delay else m.available_at end,
     details = _requeue.details
   where m.id = message.id;
-  if v_delay <= interval '0' then
+  -- Whoever sleeps must know when to look, and who attends looks all the time.
+  if v_delay < interval '1 minute'
+    and pg_try_advisory_xact_lock_shared(messages._attended_key(queue.name))
+  then
     perform messages._ring(queue, message.id::text);
-    return v_now;
   end if;
-  return v_now + v_delay;
+  return v_now + greatest(v_delay, interval '0');
 end;
 $$;
 

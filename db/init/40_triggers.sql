@@ -34,7 +34,8 @@ create or replace trigger schedule
   when (new.available_at > now())
   execute function messages._schedule();
 
--- For several messages of one statement, from first_id on: one bell for each of their queues.
+-- For several messages of one statement, from first_id on: one bell for each of their queues. What
+-- is due within a minute rings, too: whoever sleeps must know when to look, see next_due().
 create or replace function messages._announce_all(first_id bigint, insertion xid)
   returns void
   language plpgsql
@@ -49,14 +50,15 @@ declare
   v_queue messages.queue;
   v_first bigint;
   v_last bigint;
-  v_waiting bigint;
+  v_soon timestamptz := now() + interval '1 minute';
+  v_ringing bigint;
   v_end bigint;
 begin
-  for v_name, v_waiting, v_first, v_last, v_end in
+  for v_name, v_ringing, v_first, v_last, v_end in
     select m.queue,
-      count(*) filter (where m.state = 'waiting'),
-      min(m.id) filter (where m.state = 'waiting'),
-      max(m.id) filter (where m.state = 'waiting'),
+      count(*) filter (where m.available_at < v_soon),
+      min(m.id) filter (where m.available_at < v_soon),
+      max(m.id) filter (where m.available_at < v_soon),
       max(m.id)
     from messages.message as m
     where m.id >= first_id
@@ -70,9 +72,9 @@ begin
       perform messages._await_drop(v_name);
     end if;
     v_queue := messages._queue(v_name);
-    if v_waiting > 1 and v_last - v_first + 1 = v_waiting then
+    if v_ringing > 1 and v_last - v_first + 1 = v_ringing then
       perform messages._ring(v_queue, format('%s-%s', v_first, v_last));
-    elsif v_waiting > 0 then
+    elsif v_ringing > 0 then
       -- Other sessions published in between. 1000 ids say as much as a million.
       perform messages._ring(v_queue, messages._compact(array(
         select m.id
@@ -80,7 +82,7 @@ begin
         where m.id >= first_id
           and m.xmin = insertion
           and m.queue = v_name
-          and m.state = 'waiting'
+          and m.available_at < v_soon
         order by m.id
         limit 1000
       )));
@@ -153,7 +155,11 @@ begin
   if new.id operator(pg_catalog.>) pg_catalog.concat(
     '0', pg_catalog.current_setting('notifyq.announced', true)
   )::pg_catalog.int8 then
-    perform messages.announce(new.id, new.queue, new.state operator(pg_catalog.=) 'waiting');
+    perform messages.announce(
+      new.id, new.queue,
+      new.available_at operator(pg_catalog.<)
+        (pg_catalog.now() operator(pg_catalog.+) interval '1 minute')
+    );
   end if;
   return null;
 end;

@@ -139,6 +139,7 @@ begin
     messages.settled(xid8),
     messages.watch(text[], integer),
     messages.unwatch(text[], integer[], integer),
+    messages.next_due(text[]),
     messages.summon(text[], boolean),
     messages.reap(integer),
     messages.stage_due(integer),

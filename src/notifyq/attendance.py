@@ -73,6 +73,8 @@ class Attendance:
         self._dry_looks = 0
         self._owes_look_since = 0
         self._has_failed = False
+        self._due_at: float | None = None
+        self._ask_due_at = 0.0
 
     def answers(self, queue: str, ids: str) -> bool:
         """Whether to look when the bell rings for these messages of a queue; none: a summons."""
@@ -101,6 +103,8 @@ class Attendance:
             await self._summon(now)
         elif not look.has_failed:
             self._dry_looks += 1
+            if not look.queues:
+                self._ask_due_at = 0  # it may have been rung for what is due in a moment
             for queue, load in self._loads.items():
                 if queue not in look.queues and load.dry_since is None:
                     load.dry_since = now
@@ -109,7 +113,7 @@ class Attendance:
     async def pause(self, room: int) -> float:
         """Keep the promises of a worker that can claim nothing now; return how long it may wait."""
         if not self._promises.is_possible:
-            return self._poll
+            return await self._until_due() if room > 0 else self._poll
         if await self._promises.renew(self._queues):
             self._crowded.clear()
             self._watch_at = 0
@@ -128,7 +132,8 @@ class Attendance:
             return max(_LOOK_EVERY, min(lulls.values(), default=0) / 8)
         if now >= self._watch_at:
             await self._watch(now)
-        return await self._before_sleep()
+        seconds = await self._before_sleep()
+        return seconds if seconds == _AT_ONCE else min(seconds, await self._until_due())
 
     async def close(self) -> None:
         """Take all promises back, and leave publishers that were silent to the other workers."""
@@ -146,6 +151,17 @@ class Attendance:
             self._promises.silence = None
             self._owes_look_since = self._dry_looks
         return _AT_ONCE if self.owes_look and not self._has_failed else self._poll
+
+    async def _until_due(self) -> float:
+        """Seconds until something may be due, or the poll."""
+        now = time.monotonic()
+        if now >= self._ask_due_at:
+            self._ask_due_at = now + self._poll
+            seconds = await self._promises.next_due(self._queues)
+            self._due_at = None if seconds is None else time.monotonic() + seconds
+        if self._due_at is None:
+            return self._poll
+        return min(self._poll, max(_LOOK_EVERY, self._due_at - time.monotonic()))
 
     def _lull(self, queue: str, now: float) -> float:
         return self._loads[queue].lull(now) if queue in self._loads else _LINGER

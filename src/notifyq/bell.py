@@ -19,6 +19,7 @@ from notifyq.events import ListenerDeaf, QueueAttended, QueueUnattended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
+    from datetime import timedelta
 
     from notifyq.database import Database
     from notifyq.events import Sink
@@ -152,6 +153,11 @@ class Promises:
     async def summon(self, queues: Iterable[str], *, always: bool = False) -> bool:
         """Call all workers of those queues that have something waiting. False: it cannot be."""
         return await self.ask(sql.SUMMON, list(queues), always) is not None
+
+    async def next_due(self, queues: Iterable[str]) -> float | None:
+        """Seconds until the next scheduled message is due; None if there is none, or no answer."""
+        due: timedelta | None = await self.ask(sql.NEXT_DUE, list(queues))
+        return None if due is None else due.total_seconds()
 
     async def fall_silent(self, queues: Iterable[str], number: str | None = None) -> None:
         """Remember that publishers of these queues may have been silent up to now."""

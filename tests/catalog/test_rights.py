@@ -34,6 +34,7 @@ WORK = [
     "select messages.settled('1')",
     "select messages.watch('{}')",
     "select messages.unwatch('{}', '{}')",
+    "select messages.next_due('{default}')",
     "select messages.summon('{default}')",
     "select messages.reap()",
     "select messages.stage_due()",

@@ -24,6 +24,9 @@ async def count(connection: Connection) -> int:
     return int(await connection.fetchval("select count(*) from messages.message"))
 
 
+NEVER = datetime.max.replace(tzinfo=UTC)  # infinity, for the driver
+
+
 async def test_inserting_a_message_alone_is_a_full_publish(
     connection: Connection, bells: Bells
 ) -> None:
@@ -210,6 +213,24 @@ async def test_a_delay_counts_from_the_call_not_from_the_start_of_the_transactio
     message = await live(connection, id_)
     assert message
     assert message["available_at"] >= before + timedelta(minutes=5)
+
+
+async def test_a_message_due_within_a_minute_rings_so_that_sleepers_know_when_to_look(
+    connection: Connection, bells: Bells
+) -> None:
+    next_due = "select messages.next_due(array['default', 'default'])"
+    await value(connection, "publish", queue="default", message=1, available_at=NEVER)
+    assert await connection.fetchval(next_due) is None
+    soon = await value(
+        connection, "publish", queue="default", message=1, delay=timedelta(seconds=50)
+    )
+    late = await value(connection, "publish", queue="default", message=2, delay=timedelta(hours=1))
+    assert [bell.ids for bell in await bells.heard()] == [[soon]]
+    assert timedelta(seconds=20) < await connection.fetchval(next_due) < timedelta(seconds=50)
+    await make_due(connection, soon)
+    assert timedelta(minutes=59) < await connection.fetchval(next_due) < timedelta(hours=1)
+    await value(connection, "cancel", id=late)
+    assert await connection.fetchval(next_due) is None
 
 
 @pytest.mark.parametrize("delay", [timedelta(0), timedelta(seconds=-1)])
