@@ -366,10 +366,14 @@ async def test_retry_without_a_delay_rings_at_once(connection: Connection, bells
     assert (await claim_one(connection))["attempts"] == 2
 
 
-async def test_retry_with_a_delay_does_not_ring(connection: Connection, bells: Bells) -> None:
+@pytest.mark.parametrize(("minutes", "rings"), [(0.5, 1), (2, 0)])
+async def test_retry_with_a_delay_rings_for_those_who_sleep_until_then(
+    connection: Connection, bells: Bells, minutes: float, rings: int
+) -> None:
     id_ = await publish_with_attempts(connection, 2)
     message = await claim_one(connection)
     await bells.heard()
-    await settle(connection, "retry", id_, message["lock_token"])
-    assert await bells.heard() == []
+    delay = timedelta(minutes=minutes)
+    await value(connection, "retry", id=id_, lock_token=message["lock_token"], delay=delay)
+    assert [bell.payload for bell in await bells.heard()] == [f"default:{id_}"] * rings
     assert await rows(connection, "claim") == []
