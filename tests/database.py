@@ -82,7 +82,7 @@ async def clear(connection: Connection) -> None:
     """Empty the tables, which leaves an install as it was made."""
     await connection.execute("""
         truncate messages.message, messages.message_archive, messages.redrive,
-          messages.attempt restart identity;
+          messages.attempt, messages.relay_receipt restart identity;
         truncate messages.queue, messages.queue_grant, messages.origin;
         insert into messages.origin select (messages._here()).*;
         insert into messages.queue (name) values ('default');

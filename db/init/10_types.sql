@@ -1,7 +1,8 @@
 -- Types: how a message ended, where a live one stands, and the rows that functions report.
 --
 -- owns:    messages.message_status, messages.message_state, messages.queue_report,
---          messages.summary_report, messages.upkeep_report, messages.message_report
+--          messages.summary_report, messages.upkeep_report, messages.message_report,
+--          messages.receipt_report
 -- writes:  nothing
 -- raises:  nothing
 
@@ -55,6 +56,13 @@ begin
       partitions_dropped integer
     );
   end if;
+  if to_regtype('messages.receipt_report') is null then
+    create type messages.receipt_report as (
+      published integer,
+      merged integer,
+      known integer
+    );
+  end if;
   if to_regtype('messages.message_report') is null then
     create type messages.message_report as (
       id bigint,
@@ -77,5 +85,6 @@ comment on type messages.queue_report is 'One queue as messages.queue_info() rep
 comment on type messages.summary_report is
   'Counts, and percentiles of wait (created to locked) and run (locked to archived) time.';
 comment on type messages.upkeep_report is 'What one run of messages.maintain() did.';
+comment on type messages.receipt_report is 'What messages.receive() did with what it was sent.';
 comment on type messages.message_report is
   'How far a message is: its state or, once finished, its status, and then its result.';

@@ -5,7 +5,7 @@
 -- calls:   messages._archive, messages._requeue, messages._stage, messages._ring,
 --          messages._compact, messages._make_partitions, messages._drop_partitions,
 --          messages._check_quantity, messages._note_reached, messages._note_attempt,
---          messages._expiry, messages._reject_strays
+--          messages._expiry, messages._reject_strays, messages._forget_receipts
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -149,6 +149,7 @@ begin
   v_report.rung := messages.renotify();
   v_report.partitions_made := messages._make_partitions();
   v_report.partitions_dropped := messages._drop_partitions();
+  perform messages._forget_receipts(1000);
   return v_report;
 end;
 $$;

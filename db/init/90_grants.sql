@@ -182,6 +182,7 @@ begin
     messages.dead_retry(bigint[]),
     messages.redrive(text, messages.message_status, timestamptz, timestamptz, integer),
     messages.dead_delete(bigint[]),
+    messages.receive(text, jsonb),
     messages.adopt()
     to notifyq_admin;
 end;

@@ -2,7 +2,7 @@
 -- breaking: no
 -- needs: owner
 --
--- owns:    messages.attempt, messages.attempt_default
+-- owns:    messages.attempt, messages.attempt_default, messages.relay_receipt
 -- writes:  nothing
 -- calls:   nothing
 -- raises:  nothing
@@ -104,6 +104,34 @@ begin
   end loop;
 end;
 $$;
+
+-- What was received from elsewhere, so that it is received once.
+create type messages.receipt_report as (
+  published integer,
+  merged integer,
+  known integer
+);
+comment on type messages.receipt_report is 'What messages.receive() did with what it was sent.';
+
+create table messages.relay_receipt (
+  source text not null,
+  place text not null,
+  received_at timestamptz not null default clock_timestamp(),
+  message_id bigint,
+  constraint relay_receipt_source_place_pk primary key (source, place)
+);
+
+-- Receipts go by age.
+create index relay_receipt_received_at_idx
+  on messages.relay_receipt (received_at);
+
+comment on table messages.relay_receipt is
+  'One row for each message received from elsewhere, written with it: what comes again is known. '
+  'It goes after 90 days.';
+comment on column messages.relay_receipt.source is 'Where it came from: a table of a database.';
+comment on column messages.relay_receipt.place is 'Which one it was there.';
+comment on column messages.relay_receipt.received_at is 'When it was received.';
+comment on column messages.relay_receipt.message_id is 'The message that it was published as.';
 
 -- Beside the new ones, which have more arguments, each call would be ambiguous. Those that came
 -- after the version that is upgraded are not there.

@@ -53,6 +53,7 @@ READ_TABLES = [
     "select * from messages.origin",
     "select * from messages.queue_grant",
     "select * from messages.attempt",
+    "select * from messages.relay_receipt",
 ]
 READ = [
     "select messages.message_list()",
@@ -84,6 +85,7 @@ ADMIN = [
     "select messages.dead_retry(1)",
     "select messages.redrive()",
     "select messages.adopt()",
+    """select messages.receive('s', '[]')""",
     "select messages.drop_queue('default', true)",
 ]
 NOBODY = [
@@ -100,6 +102,7 @@ NOBODY = [
     "update messages.queue set paused = true",
     "delete from messages.schema_version",
     "insert into messages.redrive (archive_id, message_id) values (1, 1)",
+    "insert into messages.relay_receipt (source, place) values ('s', '1')",
     "insert into messages.queue_grant values ('default', 'pg_monitor', now(), true, true)",
     "delete from messages.queue_grant",
     "select from messages.message for update",
