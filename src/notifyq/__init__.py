@@ -11,11 +11,16 @@ from notifyq.errors import (
     ConfigurationError,
     DatabaseError,
     DatabaseUnavailableError,
+    DeadMessageError,
     ForeignPositionError,
     IncompleteInstallError,
     InvalidArgumentError,
+    InvalidResultError,
+    LockExpiredError,
+    MessageFailedError,
     MessageLimitError,
     MessageNotFoundError,
+    MessageRejectedError,
     NotifyqError,
     OutdatedSchemaError,
     QueueBusyError,
@@ -24,15 +29,19 @@ from notifyq.errors import (
     QueueNotFoundError,
     ResourceError,
     RestoredDatabaseError,
+    ResultTimeoutError,
     SchemaError,
     SchemaMissingError,
     SchemaTooNewError,
     SchemaTooOldError,
     ServerError,
 )
-from notifyq.handlers import Handler, Reject, Retry
+from notifyq.handlers import BatchHandler, Handler, MessageHandler, Reject, Retry
 from notifyq.model import ArchivedMessage, Message, State, Status
 from notifyq.payload import Json
+from notifyq.registry import HandlerOptions
+from notifyq.results import Handle
+from notifyq.signature import Transaction
 from notifyq.worker import Worker
 
 __version__ = "0.1.0"
@@ -41,18 +50,27 @@ __all__ = [
     "AccessDeniedError",
     "App",
     "ArchivedMessage",
+    "BatchHandler",
     "ConfigurationError",
     "DatabaseError",
     "DatabaseUnavailableError",
     "DeadLetters",
+    "DeadMessageError",
     "ForeignPositionError",
+    "Handle",
     "Handler",
+    "HandlerOptions",
     "IncompleteInstallError",
     "InvalidArgumentError",
+    "InvalidResultError",
     "Json",
+    "LockExpiredError",
     "Message",
+    "MessageFailedError",
+    "MessageHandler",
     "MessageLimitError",
     "MessageNotFoundError",
+    "MessageRejectedError",
     "NotifyqError",
     "OutdatedSchemaError",
     "QueueBusyError",
@@ -62,6 +80,7 @@ __all__ = [
     "Reject",
     "ResourceError",
     "RestoredDatabaseError",
+    "ResultTimeoutError",
     "Retry",
     "SchemaError",
     "SchemaMissingError",
@@ -70,6 +89,7 @@ __all__ = [
     "ServerError",
     "State",
     "Status",
+    "Transaction",
     "Worker",
     "__version__",
 ]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from notifyq.admin import Admin, Policy
+from pydantic import TypeAdapter
+
+from notifyq.admin import Admin
 from notifyq.archive import Archive
 from notifyq.config import DatabaseSettings, WorkerSettings, dsn_from_environment
 from notifyq.database import Database
 from notifyq.deadletters import DeadLetters
 from notifyq.errors import ConfigurationError, SchemaError
 from notifyq.events import log_sink
-from notifyq.handlers import Handler, P, R, Registry, make_handler, seconds
 from notifyq.publisher import Publisher
+from notifyq.registry import Registry, make_handler
+from notifyq.results import Handle, Results
 from notifyq.worker import Worker
 
 if TYPE_CHECKING:
@@ -20,10 +23,12 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from notifyq.events import Sink
-    from notifyq.handlers import Middleware
+    from notifyq.handlers import Handler, Middleware, Register, RegisterBatch
+    from notifyq.registry import HandlerOptions
 
 F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Middleware")
+R = TypeVar("R")
 
 
 class App:
@@ -42,6 +47,7 @@ class App:
         self.registry = Registry()
         self._settings = DatabaseSettings.load(**settings)
         self._database: Database | None = None
+        self._results: Results | None = None
 
     async def __aenter__(self) -> Self:
         """Connect; an App also connects by itself when it is first used."""
@@ -53,6 +59,9 @@ class App:
 
     async def close(self) -> None:
         """Close the connections; the App can be used again."""
+        results, self._results = self._results, None
+        if results is not None:
+            await results.close()
         database, self._database = self._database, None
         if database is not None:
             await database.close()
@@ -71,6 +80,13 @@ class App:
         return self._database
 
     @property
+    def results(self) -> Results:
+        """What waits for the ends of messages."""
+        if self._results is None:
+            self._results = Results(self.database, listen_dsn=self.listen_dsn)
+        return self._results
+
+    @property
     def admin(self) -> Admin:
         """Create, change, pause and drop queues."""
         return Admin(self.database)
@@ -80,17 +96,25 @@ class App:
         """Read live and finished messages; retry dead ones."""
         return Archive(self.database)
 
+    @overload
     def handler(
         self,
         queue: str = "default",
         *,
-        timeout: timedelta | float | None = None,
-        heartbeat: bool = True,
-        lock_timeout: timedelta | float | None = None,
-        max_attempts: int | None = None,
-        backoff: timedelta | float | None = None,
-        backoff_max: timedelta | float | None = None,
-    ) -> Callable[[Callable[P, R]], Handler[P, R]]:
+        batch: int,
+        linger: timedelta | float = 0,
+        **options: Unpack[HandlerOptions],
+    ) -> RegisterBatch: ...
+    @overload
+    def handler(self, queue: str = "default", **options: Unpack[HandlerOptions]) -> Register: ...
+    def handler(
+        self,
+        queue: str = "default",
+        *,
+        batch: int | None = None,
+        linger: timedelta | float | None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> Callable[[Any], Any]:
         """Register a function, async or sync, as the handler of a queue.
 
         It takes the payload, validated as the parameter's annotation says, and, where a parameter
@@ -102,27 +126,22 @@ class App:
         is extended; with `heartbeat=False` it is not, and a handler that outlives its lock is
         stopped and archived as lock_expired. Durations are timedeltas or seconds.
 
+        With `transactional=True` it takes a `notifyq.Transaction`, in which the message is finished
+        too: its writes and the end of the message are committed together, or not at all.
+
         A worker creates the queue if there is none, with `lock_timeout`, `max_attempts`, `backoff`
         and `backoff_max` as its policy; of a queue that exists the policy in the database holds.
         """
-        lock = seconds(lock_timeout)
-        policy = Policy(
-            lock_timeout=lock,
-            max_attempts=max_attempts,
-            backoff=seconds(backoff),
-            backoff_max=seconds(backoff_max),
-        )
 
-        def register(function: Callable[P, R]) -> Handler[P, R]:
+        def register(function: Callable[..., Any]) -> Handler[Any]:
             handler = make_handler(
                 queue,
                 function,
                 resources=self.registry.resources,
-                publisher=self.publish,
-                policy=policy,
-                timeout=seconds(timeout),
-                heartbeat=heartbeat,
-                lock_timeout=lock,
+                publisher=self,
+                batch=batch,
+                linger=linger,
+                **options,
             )
             self.registry.add(handler)
             return handler
@@ -149,13 +168,38 @@ class App:
         self.registry.add_middleware(function)
         return function
 
-    async def publish(self, queue: str, payload: Any, **options: Any) -> int:
-        """Publish one message and return its id; the options are those of `Publisher.publish`."""
-        return await Publisher(self.database).publish(queue, payload, **options)
+    async def publish(self, queue: str, payload: Any, **options: Any) -> Handle[Any]:
+        """Publish one message and return its id; the options are those of `Publisher.publish`.
 
-    async def publish_many(self, queue: str, payloads: Iterable[Any], **options: Any) -> list[int]:
+        The id is an int that knows the way to the result: `await handle.result()`.
+        """
+        number = await Publisher(self.database).publish(queue, payload, **options)
+        return Handle(number, self.results)
+
+    async def publish_many(
+        self, queue: str, payloads: Iterable[Any], **options: Any
+    ) -> list[Handle[Any]]:
         """Publish many; return their ids. The options are those of `Publisher.publish_many`."""
-        return await Publisher(self.database).publish_many(queue, payloads, **options)
+        numbers = await Publisher(self.database).publish_many(queue, payloads, **options)
+        return [Handle(number, self.results) for number in numbers]
+
+    @overload
+    async def result(
+        self, message_id: int, kind: type[R], *, timeout: timedelta | float | None = None
+    ) -> R: ...
+    @overload
+    async def result(
+        self, message_id: int, kind: Any = Any, *, timeout: timedelta | float | None = None
+    ) -> Any: ...
+    async def result(
+        self, message_id: int, kind: Any = Any, *, timeout: timedelta | float | None = None
+    ) -> Any:
+        """Wait for the end of a message, wherever it was published; see `Handle.result`.
+
+        The result is validated as `kind`, by default it is the decoded JSON.
+        """
+        handle: Handle[Any] = Handle(message_id, self.results, TypeAdapter(kind))
+        return await handle.result(timeout)
 
     def publish_stream(
         self, queue: str, payloads: AsyncIterable[Any] | Iterable[Any], **options: Any

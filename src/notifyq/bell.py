@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import asyncpg
 from notifyq import sql
 from notifyq.errors import NotifyqError
 from notifyq.events import ListenerDeaf, QueueAttended, QueueUnattended
+from notifyq.listener import hears
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -33,8 +33,6 @@ _BROKEN = (
     OSError,
     TimeoutError,
 )
-_HEARS_WITHIN = 3.0
-"""Seconds after which a bell that was rung for nobody else is believed to be lost."""
 _FIRST_CHECK, _LAST_CHECK = 0.002, 1.0
 """Seconds between two checks on publishers that were silent: the first pause, and the longest."""
 
@@ -94,7 +92,7 @@ class Promises:
         [row] = await session.fetch(sql.KEEP_ALIVE)
         self._identity = (row["pid"], row["backend_start"])
         self._loop = asyncio.get_running_loop()
-        if not await self._hears(session):
+        if not await hears(session, self._ring):
             self._home.call_soon_threadsafe(self._sink, ListenerDeaf(backend_pid=row["pid"]))
             return
         self._session = session
@@ -173,17 +171,8 @@ class Promises:
             log.debug("a call for the bell failed: %s", error)
             return None
 
-    async def _hears(self, session: Session) -> bool:
-        """Try it: a pooler accepts LISTEN, loses bells, and keeps promises beyond their end."""
-        heard = asyncio.Event()
-        channel = f"notifyq_{secrets.token_hex(8)}"
-        await session.listen(channel, heard.set)
-        while not await self._from_home(self.ask(sql.RING, channel)):  # noqa: ASYNC110
-            await asyncio.sleep(_LAST_CHECK)  # the server was not there to ask
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_HEARS_WITHIN):
-                await heard.wait()
-        return heard.is_set()
+    async def _ring(self, channel: str) -> Any:
+        return await self._from_home(self.ask(sql.RING, channel))
 
     async def _from_home(self, call: Coroutine[Any, Any, Any]) -> Any:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._home))

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from notifyq.events import Sink
-    from notifyq.handlers import Registry
     from notifyq.inbox import Inbox
     from notifyq.model import Message
+    from notifyq.registry import Registry
 
 log = logging.getLogger("notifyq.worker")
 

@@ -39,7 +39,7 @@ class _Held(Execution):
 
     __slots__ = ("ended", "lock", "run", "waits_since")
 
-    def __init__(self, handler: Handler[Any, Any], message: Message, lock: Lock) -> None:
+    def __init__(self, handler: Handler[Any], message: Message, lock: Lock) -> None:
         super().__init__(handler, message)
         self.lock = lock
         self.waits_since = 0.0
@@ -109,7 +109,7 @@ class Crew:
         """The ids of the messages that are not settled yet."""
         return [message_id for message_id, _token in self._held]
 
-    def start(self, handler: Handler[Any, Any], message: Message, since: float) -> None:
+    def start(self, handler: Handler[Any], message: Message, since: float) -> None:
         """Handle a message as soon as a slot is free; messages wait in the order of these calls.
 
         `since` is when its claim was sent, in monotonic seconds.

@@ -6,6 +6,12 @@ NotifyqError
 ├─ ResourceError                    what handlers share could not be opened
 ├─ DatabaseUnavailableError         no connection, and the retries are used up
 ├─ AccessDeniedError                the database user may not do this
+├─ ResultTimeoutError (TimeoutError)   the message was not finished in time
+├─ InvalidResultError (ValueError)     the result is not of the type that was asked for
+├─ DeadMessageError                 the message whose result was waited for has died
+│  ├─ MessageRejectedError
+│  ├─ MessageFailedError
+│  └─ LockExpiredError
 ├─ SchemaError
 │  ├─ SchemaMissingError
 │  ├─ SchemaTooOldError
@@ -26,6 +32,9 @@ NotifyqError
 asyncpg raises the classes that carry an SQLSTATE by itself: deriving from its PostgresError
 registers them, so nothing maps codes and no text of an error is ever read.
 """
+
+import functools
+import typing
 
 import asyncpg
 
@@ -52,6 +61,56 @@ class DatabaseUnavailableError(NotifyqError):
 
 class AccessDeniedError(NotifyqError):
     """The database user lacks a right that the call needs."""
+
+
+class ResultTimeoutError(NotifyqError, TimeoutError):
+    """The message was not finished in time; it goes on all the same."""
+
+
+class InvalidResultError(NotifyqError, ValueError):
+    """What the handler returned is not of the type that was asked for."""
+
+
+class DeadMessageError(NotifyqError):
+    """The message whose result was waited for has died: there is no result."""
+
+    ending: typing.ClassVar[str] = "died"
+
+    def __init__(self, *, message_id: int, queue: str, attempts: int, details: str | None) -> None:
+        super().__init__(
+            f"message {message_id} of queue {queue!r} {self.ending}: {details or 'no reason given'}"
+        )
+        self.message_id = message_id
+        self.queue = queue
+        self.attempts = attempts
+        self.details = details
+        """Why, as the archive has it."""
+
+    def __reduce__(self) -> tuple[typing.Any, ...]:
+        """Errors that take names cannot be pickled otherwise."""
+        values = {name: getattr(self, name) for name in _DEAD_FIELDS}
+        return functools.partial(type(self), **values), ()
+
+
+_DEAD_FIELDS = ("message_id", "queue", "attempts", "details")
+
+
+class MessageRejectedError(DeadMessageError):
+    """The message was rejected: it can never be handled."""
+
+    ending = "was rejected"
+
+
+class MessageFailedError(DeadMessageError):
+    """The last attempt at the message has failed."""
+
+    ending = "failed"
+
+
+class LockExpiredError(DeadMessageError):
+    """The worker that had the message died, or its handler outlived the lock."""
+
+    ending = "outlived its lock"
 
 
 class SchemaError(NotifyqError):

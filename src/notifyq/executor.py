@@ -43,7 +43,7 @@ class Execution:
 
     __slots__ = ("cause", "handler", "is_running", "message", "started", "task")
 
-    def __init__(self, handler: Handler[Any, Any], message: Message) -> None:
+    def __init__(self, handler: Handler[Any], message: Message) -> None:
         self.handler = handler
         self.message = message
         self.cause: Cause | None = None

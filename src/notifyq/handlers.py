@@ -1,28 +1,36 @@
-"""The registry: which function handles which queue, and what it takes."""
+"""Handlers: functions that handle the messages of a queue, and publish into it."""
 
 from __future__ import annotations
 
-import inspect
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
-from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
-
-from notifyq.admin import Policy
-from notifyq.errors import ConfigurationError
 from notifyq.model import Message
-from notifyq.resources import Resources, hints, name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-    from datetime import timedelta
+    from collections.abc import Iterable, Sequence
+
+    from pydantic import TypeAdapter
+
+    from notifyq.admin import Policy
+    from notifyq.results import Handle
 
     Middleware = Callable[[Message, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
-P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
+F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Reject(Exception):  # noqa: N818  a signal of the handler's, not an error
@@ -42,17 +50,27 @@ class Retry(Exception):  # noqa: N818  a signal of the handler's, not an error
 
 def seconds(value: timedelta | float | None) -> timedelta | None:
     """A duration; a bare number counts seconds."""
-    from datetime import timedelta as duration
+    return timedelta(seconds=value) if isinstance(value, int | float) else value
 
-    return duration(seconds=value) if isinstance(value, int | float) else value
+
+class Publishing(Protocol):
+    """What publishes for a handler: its App."""
+
+    async def publish(self, queue: str, payload: Any, **options: Any) -> Handle[Any]:
+        """Publish one message."""
+
+    async def publish_many(
+        self, queue: str, payloads: Iterable[Any], **options: Any
+    ) -> list[Handle[Any]]:
+        """Publish many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Handler(Generic[P, R]):
+class Handler(Generic[F_co]):
     """A function that handles the messages of a queue; calling it calls the function."""
 
     queue: str
-    function: Callable[P, R]
+    function: Callable[..., Any]
     policy: Policy
     timeout: timedelta | None
     """The handler is stopped, and the attempt has failed, after this long."""
@@ -60,12 +78,12 @@ class Handler(Generic[P, R]):
     """Whether the lock is extended while the handler runs; without, it must end in time."""
     lock_timeout: timedelta | None
     """Overrides the lock timeout of the queue for claims of this worker."""
-    publisher: Callable[..., Awaitable[int]] = field(repr=False)
+    publisher: Publishing = field(repr=False)
     payload: TypeAdapter[Any] | None = field(repr=False)
     """What the payload is validated as; None hands on the decoded JSON."""
     result: TypeAdapter[Any] | None = field(repr=False)
     takes: tuple[str, ...]
-    """What the function is called with, in order: `payload`, `message`, or both."""
+    """What the function is called with, in order: `payload`, `message`, `transaction`."""
     names: tuple[tuple[str, str], ...]
     """Parameters that are given one of them by name, since their place would be another's."""
     resources: tuple[tuple[str, Any], ...]
@@ -74,157 +92,166 @@ class Handler(Generic[P, R]):
     """Whether the payload is of any interest; else it is not even decoded."""
     is_async: bool
     """Whether the function is run on the event loop; otherwise it runs in a thread."""
+    is_transactional: bool
+    """Whether it gets a transaction, in which its messages are finished."""
+    batch: int | None
+    """Most messages of one call; None: the function takes one, not a list."""
+    linger: timedelta
+    """How long the first message of a batch waits for others."""
     middleware: tuple[Middleware, ...] = ()
     """What runs around the function, the outermost first; a worker sets it."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, as in a unit test."""
-        return self.function(*args, **kwargs)
+    if TYPE_CHECKING:
 
-    async def publish(self, payload: Any = None, /, **options: Any) -> int:
-        """Publish a message to this handler's queue; options as for `App.publish`."""
-        return await self.publisher(self.queue, payload, **options)
+        @property
+        def __call__(self) -> F_co:
+            """The function itself, with its own signature."""
+    else:
 
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Call the function itself, as in a unit test."""
+            return self.function(*args, **kwargs)
 
-class Registry:
-    """Handlers by queue, one for each queue; what they share, and what runs around them."""
+    async def _publish(self, payload: Any, options: dict[str, Any]) -> Handle[Any]:
+        handle = await self.publisher.publish(self.queue, payload, **options)
+        return handle.typed(self.result)
 
-    def __init__(self) -> None:
-        self._handlers: dict[str, Handler[Any, Any]] = {}
-        self.resources = Resources()
-        self._middleware: list[Middleware] = []
-
-    def add(self, handler: Handler[Any, Any]) -> None:
-        """Register a handler; a second one for the same queue is an error."""
-        other = self._handlers.setdefault(handler.queue, handler)
-        if other is not handler:
-            raise ConfigurationError(
-                f"queue {handler.queue!r} has the handler {name(other.function)} already: "
-                f"{name(handler.function)} needs a queue of its own"
-            )
-
-    def add_resource(self, function: Callable[..., Any]) -> None:
-        """Register what handlers that are registered later may take."""
-        self.resources.add(function)
-
-    def add_middleware(self, function: Middleware) -> None:
-        """Run this around all handlers, inside of what was added before."""
-        self._middleware.append(function)
-
-    @asynccontextmanager
-    async def opened(
-        self, queues: Iterable[str], given: Mapping[Any, Any] | None = None
-    ) -> AsyncIterator[dict[str, Handler[Any, Any]]]:
-        """Give the handlers of these queues, ready to be called, while their resources are open."""
-        handlers = [self[queue] for queue in queues]
-        wanted = [kind for handler in handlers for _, kind in handler.resources]
-        async with self.resources.opened(wanted, given or {}) as values:
-            yield {
-                handler.queue: _bound(handler, values, tuple(self._middleware))
-                for handler in handlers
-            }
-
-    def __getitem__(self, queue: str) -> Handler[Any, Any]:
-        return self._handlers[queue]
-
-    def __len__(self) -> int:
-        return len(self._handlers)
-
-    def queues(self) -> tuple[str, ...]:
-        """The queues that have a handler, in the order of registration."""
-        return tuple(self._handlers)
+    async def _publish_many(
+        self, payloads: Iterable[Any], options: dict[str, Any]
+    ) -> list[Handle[Any]]:
+        handles = await self.publisher.publish_many(self.queue, payloads, **options)
+        return [handle.typed(self.result) for handle in handles]
 
 
-def _bound(
-    handler: Handler[Any, Any], values: Mapping[Any, Any], middleware: tuple[Middleware, ...]
-) -> Handler[Any, Any]:
-    if not handler.resources and not middleware:
-        return handler
-    arguments = {parameter: values[kind] for parameter, kind in handler.resources}
-    return replace(handler, function=partial(handler.function, **arguments), middleware=middleware)
+class MessageHandler(Handler[F_co]):
+    """A handler that takes one message at a time."""
+
+    __slots__ = ()
+
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[[], Awaitable[R]]], payload: Any = None, /, **options: Any
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[Concatenate[Message, ...], Awaitable[R]]],
+        payload: Any = None,
+        /,
+        **options: Any,
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[Concatenate[T, ...], Awaitable[R]]],
+        payload: T,
+        /,
+        **options: Any,
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[[], R]], payload: Any = None, /, **options: Any
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[Concatenate[Message, ...], R]],
+        payload: Any = None,
+        /,
+        **options: Any,
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[Concatenate[T, ...], R]], payload: T, /, **options: Any
+    ) -> Handle[R]: ...
+    async def publish(self, payload: Any = None, /, **options: Any) -> Handle[Any]:
+        """Publish a message to this handler's queue; options as for `App.publish`.
+
+        For type checkers the payload is the first parameter of the function.
+        """
+        return await self._publish(payload, options)
+
+    @overload
+    async def publish_many(
+        self: MessageHandler[Callable[Concatenate[Message, ...], Awaitable[R]]],
+        payloads: Iterable[Any],
+        /,
+        **options: Any,
+    ) -> list[Handle[R]]: ...
+    @overload
+    async def publish_many(
+        self: MessageHandler[Callable[Concatenate[T, ...], Awaitable[R]]],
+        payloads: Iterable[T],
+        /,
+        **options: Any,
+    ) -> list[Handle[R]]: ...
+    @overload
+    async def publish_many(
+        self: MessageHandler[Callable[Concatenate[Message, ...], R]],
+        payloads: Iterable[Any],
+        /,
+        **options: Any,
+    ) -> list[Handle[R]]: ...
+    @overload
+    async def publish_many(
+        self: MessageHandler[Callable[Concatenate[T, ...], R]],
+        payloads: Iterable[T],
+        /,
+        **options: Any,
+    ) -> list[Handle[R]]: ...
+    async def publish_many(self, payloads: Iterable[Any], /, **options: Any) -> list[Handle[Any]]:
+        """Publish many, all or none; options as for `App.publish_many`."""
+        return await self._publish_many(payloads, options)
 
 
-def make_handler(
-    queue: str,
-    function: Callable[P, R],
-    *,
-    resources: Resources,
-    publisher: Callable[..., Awaitable[int]],
-    policy: Policy,
-    timeout: timedelta | None,
-    heartbeat: bool,
-    lock_timeout: timedelta | None,
-) -> Handler[P, R]:
-    """Read a function's signature: what it takes, and as what its payload is validated."""
-    signature = _Signature(function, resources)
-    return Handler(
-        queue=queue,
-        function=function,
-        policy=policy,
-        timeout=timeout,
-        heartbeat=heartbeat,
-        lock_timeout=lock_timeout,
-        publisher=publisher,
-        payload=_adapter(function, signature.payload),
-        result=_adapter(function, signature.hints.get("return", Any)),
-        takes=tuple(signature.takes),
-        names=tuple(signature.names),
-        resources=tuple(signature.resources),
-        takes_payload=signature.takes_payload,
-        is_async=inspect.iscoroutinefunction(function),
-    )
+class BatchHandler(Handler[F_co]):
+    """A handler that takes many messages at a time, as lists."""
+
+    __slots__ = ()
+
+    @overload
+    async def publish(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Awaitable[Sequence[R]]]],
+        payload: T,
+        /,
+        **options: Any,
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Any]],
+        payload: T,
+        /,
+        **options: Any,
+    ) -> Handle[Any]: ...
+    async def publish(self, payload: Any = None, /, **options: Any) -> Handle[Any]:
+        """Publish one message to this handler's queue; options as for `App.publish`."""
+        return await self._publish(payload, options)
+
+    @overload
+    async def publish_many(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Awaitable[Sequence[R]]]],
+        payloads: Iterable[T],
+        /,
+        **options: Any,
+    ) -> list[Handle[R]]: ...
+    @overload
+    async def publish_many(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Any]],
+        payloads: Iterable[T],
+        /,
+        **options: Any,
+    ) -> list[Handle[Any]]: ...
+    async def publish_many(self, payloads: Iterable[Any], /, **options: Any) -> list[Handle[Any]]:
+        """Publish many, all or none; options as for `App.publish_many`."""
+        return await self._publish_many(payloads, options)
 
 
-class _Signature:
-    """Which parameter of a handler gets what."""
+class Register(Protocol):
+    """Makes a handler of a function."""
 
-    def __init__(self, function: Callable[..., Any], known: Resources) -> None:
-        self.hints = hints(function)
-        self.takes: list[str] = []
-        self.names: list[tuple[str, str]] = []
-        self.resources: list[tuple[str, Any]] = []
-        self.payload: Any = Any
-        self.takes_payload = False
-        # Behind a parameter that keeps its default, or gets a resource, places have moved.
-        self._is_by_name = False
-        for parameter in inspect.signature(function).parameters.values():
-            if parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
-                self._is_by_name |= parameter.kind is parameter.KEYWORD_ONLY
-                if not self._add(parameter, known):
-                    raise ConfigurationError(
-                        f"{name(function)} cannot be a handler: it may take the payload, a "
-                        f"notifyq.Message, and resources that are registered before it, but "
-                        f"parameter {parameter.name!r} would get nothing"
-                    )
-
-    def _add(self, parameter: inspect.Parameter, known: Resources) -> bool:
-        hint = self.hints.get(parameter.name)
-        if hint is Message:
-            slot = "message"
-        elif hint in known:
-            self.resources.append((parameter.name, hint))
-            self._is_by_name = True
-            return parameter.kind is not parameter.POSITIONAL_ONLY
-        elif not self.takes_payload and parameter.kind is not parameter.KEYWORD_ONLY:
-            slot = "payload"
-            self.takes_payload = True
-            self.payload = Any if hint is None else hint
-        else:
-            self._is_by_name = True
-            return parameter.default is not parameter.empty
-        if not self._is_by_name:
-            self.takes.append(slot)
-            return True
-        self.names.append((parameter.name, slot))
-        return parameter.kind is not parameter.POSITIONAL_ONLY
+    def __call__(self, function: F, /) -> MessageHandler[F]:
+        """Register it."""
 
 
-def _adapter(function: Callable[..., Any], annotation: Any) -> TypeAdapter[Any] | None:
-    if annotation is Any or annotation is object:
-        return None
-    try:
-        return TypeAdapter(annotation)
-    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
-        raise ConfigurationError(
-            f"{name(function)}: pydantic cannot validate {annotation!r}: {error}"
-        ) from error
+class RegisterBatch(Protocol):
+    """Makes a handler of a function that takes many messages at a time."""
+
+    def __call__(self, function: F, /) -> BatchHandler[F]:
+        """Register it."""

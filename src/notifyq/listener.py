@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import threading
 import time
 from contextlib import suppress
@@ -38,6 +39,8 @@ _MOST_HEARD = 1000
 _SHORT = 5.0
 """Seconds that a session must last to count as a good one."""
 _LONGEST_PAUSE = 5.0
+_HEARS_WITHIN = 3.0
+"""Seconds after which a bell that was rung for nobody else is believed to be lost."""
 
 
 class Session:
@@ -58,9 +61,30 @@ class Session:
         async with self._turn:
             await self._connection.add_listener(channel, lambda *_: on_bell())
 
+    @property
+    def backend_pid(self) -> int:
+        """The server process of this session."""
+        return self._connection.get_server_pid()
+
     def abort(self) -> None:
         """Break the connection; the listener makes another one."""
         self._connection.terminate()
+
+
+async def hears(session: Session, ring: Callable[[str], Coroutine[Any, Any, Any]]) -> bool:
+    """Try it: a pooler accepts LISTEN, loses bells, and keeps promises beyond their end.
+
+    `ring` rings a channel from another session; it answers false while it cannot.
+    """
+    heard = asyncio.Event()
+    channel = f"notifyq_{secrets.token_hex(8)}"
+    await session.listen(channel, heard.set)
+    while not await ring(channel):  # noqa: ASYNC110
+        await asyncio.sleep(1)  # the server was not there to ask
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_HEARS_WITHIN):
+            await heard.wait()
+    return heard.is_set()
 
 
 class Listener:

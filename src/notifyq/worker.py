@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from notifyq.config import WorkerSettings
     from notifyq.database import Database
-    from notifyq.handlers import Registry
     from notifyq.model import Message
+    from notifyq.registry import Registry
 
 _VAIN, _VAIN_RATE = 10, 100.0
 """Bells that may be about nothing, at once and a second: anybody may ring, all the time."""

@@ -16,10 +16,10 @@ import notifyq
 from database import ROOT
 from docs.pages import anchors
 from notifyq import errors, events
-from notifyq.app import App
 from notifyq.cli.common import span
 from notifyq.cli.main import app as command_line
 from notifyq.config import DatabaseSettings, Settings, WorkerSettings
+from notifyq.registry import HandlerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +111,7 @@ def test_the_table_has_no_setting_that_is_gone() -> None:
 
 def test_every_option_of_a_handler_is_in_the_table() -> None:
     documented = ", ".join(table(page("python.md"), "option of `handler`"))
-    options = set(App.handler.__annotations__) - {"return"}
+    options = {"queue", "batch", "linger", *HandlerOptions.__annotations__}
     assert set(re.findall(r"\w+", documented)) == options
 
 

@@ -34,7 +34,7 @@ def message(payload: str = "null", **columns: Any) -> Message:
     return Message(**row | columns)
 
 
-def register(function: Callable[..., Any], queue: str = "q", **options: Any) -> Handler[..., Any]:
+def register(function: Callable[..., Any], queue: str = "q", **options: Any) -> Handler[Any]:
     """Make a function a handler of a new App."""
-    handler: Handler[..., Any] = App("postgresql://nowhere").handler(queue, **options)(function)
+    handler: Handler[Any] = App("postgresql://nowhere").handler(queue, **options)(function)
     return handler

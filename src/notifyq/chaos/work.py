@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from notifyq.inbox import Settled
+    from notifyq.registry import HandlerOptions
 
 
 class _Inbox(Inbox):
@@ -163,13 +164,14 @@ class FlakyError(Exception):
 
 
 app = _App()
-_policy: dict[str, Any] = {
+_policy: HandlerOptions = {
     "lock_timeout": LOCK,
     "max_attempts": 25,
     "backoff": 0.1,
     "backoff_max": 0.5,
 }
-_short: dict[str, Any] = {**_policy, "lock_timeout": SHORT_LOCK, "max_attempts": 2}
+_short: HandlerOptions = {**_policy, "lock_timeout": SHORT_LOCK, "max_attempts": 2}
+_outlived: HandlerOptions = {**_short, "heartbeat": False}
 
 
 @app.handler("quick", **_policy)
@@ -210,7 +212,7 @@ async def storm(payload: dict[str, Any], message: Message) -> None:
         await asyncio.sleep(0)
 
 
-@app.handler("outlive", **_short, heartbeat=False)
+@app.handler("outlive", **_outlived)
 async def outlive(payload: dict[str, Any], message: Message) -> None:
     """Take longer than the lock, which nobody extends."""
     with app.executing(payload, message):

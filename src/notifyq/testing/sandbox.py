@@ -72,7 +72,7 @@ class Sandbox:
 
     async def published(
         self,
-        queue: str | Handler[..., Any],
+        queue: str | Handler[Any],
         payload: Any = ANY,
         *,
         times: int | None = 1,
@@ -108,7 +108,7 @@ class Sandbox:
         return found
 
     async def drain(
-        self, *queues: str | Handler[..., Any], check: bool = True, most: int = 1000
+        self, *queues: str | Handler[Any], check: bool = True, most: int = 1000
     ) -> list[ArchivedMessage]:
         """Handle all that is due, also what handlers publish; return the messages that are done.
 

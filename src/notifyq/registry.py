@@ -1,0 +1,154 @@
+"""The registry: which function handles which queue, and what it takes."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from notifyq.admin import Policy
+from notifyq.errors import ConfigurationError
+from notifyq.handlers import BatchHandler, Handler, MessageHandler, seconds
+from notifyq.resources import Resources, name
+from notifyq.signature import Signature, adapter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+    from notifyq.handlers import Middleware, Publishing
+
+_MOST_BATCH = 10_000
+
+
+class HandlerOptions(TypedDict, total=False):
+    """What may be said of any handler; durations are timedeltas or seconds."""
+
+    timeout: timedelta | float | None
+    heartbeat: bool
+    lock_timeout: timedelta | float | None
+    max_attempts: int | None
+    backoff: timedelta | float | None
+    backoff_max: timedelta | float | None
+    transactional: bool
+
+
+class Registry:
+    """Handlers by queue, one for each queue; what they share, and what runs around them."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler[Any]] = {}
+        self.resources = Resources()
+        self._middleware: list[Middleware] = []
+
+    def add(self, handler: Handler[Any]) -> None:
+        """Register a handler; a second one for the same queue is an error."""
+        other = self._handlers.setdefault(handler.queue, handler)
+        if other is not handler:
+            raise ConfigurationError(
+                f"queue {handler.queue!r} has the handler {name(other.function)} already: "
+                f"{name(handler.function)} needs a queue of its own"
+            )
+
+    def add_resource(self, function: Callable[..., Any]) -> None:
+        """Register what handlers that are registered later may take."""
+        self.resources.add(function)
+
+    def add_middleware(self, function: Middleware) -> None:
+        """Run this around all handlers, inside of what was added before."""
+        self._middleware.append(function)
+
+    @asynccontextmanager
+    async def opened(
+        self, queues: Iterable[str], given: Mapping[Any, Any] | None = None
+    ) -> AsyncIterator[dict[str, Handler[Any]]]:
+        """Give the handlers of these queues, ready to be called, while their resources are open."""
+        handlers = [self[queue] for queue in queues]
+        wanted = [kind for handler in handlers for _, kind in handler.resources]
+        async with self.resources.opened(wanted, given or {}) as values:
+            yield {
+                handler.queue: _bound(handler, values, tuple(self._middleware))
+                for handler in handlers
+            }
+
+    def __getitem__(self, queue: str) -> Handler[Any]:
+        return self._handlers[queue]
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def queues(self) -> tuple[str, ...]:
+        """The queues that have a handler, in the order of registration."""
+        return tuple(self._handlers)
+
+
+def _bound(
+    handler: Handler[Any], values: Mapping[Any, Any], middleware: tuple[Middleware, ...]
+) -> Handler[Any]:
+    if not handler.resources and not middleware:
+        return handler
+    arguments = {parameter: values[kind] for parameter, kind in handler.resources}
+    return replace(handler, function=partial(handler.function, **arguments), middleware=middleware)
+
+
+def make_handler(
+    queue: str,
+    function: Callable[..., Any],
+    *,
+    resources: Resources,
+    publisher: Publishing,
+    batch: int | None = None,
+    linger: timedelta | float | None = None,
+    **options: Unpack[HandlerOptions],
+) -> Handler[Any]:
+    """Read a function's signature: what it takes, and as what its payload is validated."""
+    is_async = inspect.iscoroutinefunction(function)
+    is_transactional = options.get("transactional", False)
+    _check(function, batch, options, is_async=is_async)
+    signature = Signature(
+        function, resources, is_batch=batch is not None, has_transaction=is_transactional
+    )
+    lock_timeout = seconds(options.get("lock_timeout"))
+    return (MessageHandler if batch is None else BatchHandler)(
+        queue=queue,
+        function=function,
+        policy=Policy(
+            lock_timeout=lock_timeout,
+            max_attempts=options.get("max_attempts"),
+            backoff=seconds(options.get("backoff")),
+            backoff_max=seconds(options.get("backoff_max")),
+        ),
+        timeout=seconds(options.get("timeout")),
+        heartbeat=options.get("heartbeat", True),
+        lock_timeout=lock_timeout,
+        publisher=publisher,
+        payload=adapter(function, signature.payload),
+        result=adapter(function, signature.result),
+        takes=tuple(signature.takes),
+        names=tuple(signature.names),
+        resources=tuple(signature.resources),
+        takes_payload=signature.takes_payload,
+        is_async=is_async,
+        is_transactional=is_transactional,
+        batch=batch,
+        linger=seconds(linger) or timedelta(),
+    )
+
+
+def _check(
+    function: Callable[..., Any], batch: int | None, options: HandlerOptions, *, is_async: bool
+) -> None:
+    for option in options.keys() - HandlerOptions.__annotations__.keys():
+        close = difflib.get_close_matches(option, HandlerOptions.__annotations__, n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        raise ConfigurationError(f"a handler has no option {option!r}{hint}")
+    if batch is not None and not 1 <= batch <= _MOST_BATCH:
+        raise ConfigurationError(f"batch must be between 1 and {_MOST_BATCH}, not {batch}")
+    if options.get("transactional") and not is_async:
+        raise ConfigurationError(
+            f"{name(function)} cannot be transactional: its connection belongs to the event loop, "
+            "so it must be an async function"
+        )

@@ -1,0 +1,112 @@
+"""What type checkers know of handlers. The check is that of mypy: it runs over this file.
+
+An expected error is one that is ignored by its code: mypy complains about an ignore without one.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any, assert_type
+
+from pydantic import BaseModel
+
+from notifyq import App, BatchHandler, Handle, HandlerOptions, Message, MessageHandler, Reject
+
+app = App("postgresql://nowhere")
+policy: HandlerOptions = {"max_attempts": 5, "timeout": 30}
+
+
+class Order(BaseModel):
+    number: int
+
+
+class Rush(Order):
+    hours: int
+
+
+class Receipt(BaseModel):
+    paid: bool
+
+
+class Mailer: ...
+
+
+@app.resource
+async def mailer() -> AsyncIterator[Mailer]:
+    yield Mailer()
+
+
+@app.handler("orders", **policy)
+async def bill(order: Order, message: Message, mailer: Mailer) -> Receipt:
+    return Receipt(paid=True)
+
+
+@app.handler("sync")
+def bill_sync(order: Order, *, message: Message) -> Receipt:
+    return Receipt(paid=True)
+
+
+@app.handler("bare")
+async def bare() -> int:
+    return 1
+
+
+@app.handler("message")
+def only_message(message: Message) -> None:
+    return None
+
+
+@app.handler("anything")
+async def anything(payload: Any) -> str:
+    return ""
+
+
+@app.handler("many", batch=100, linger=0.05)
+async def many(orders: list[Order]) -> list[Receipt]:
+    return [Receipt(paid=True) for _ in orders]
+
+
+@app.handler("mixed", batch=100)
+def mixed(orders: list[Order]) -> list[Receipt | Reject | None] | None:
+    return None
+
+
+async def checked() -> None:
+    """Is never called."""
+    handle = await bill.publish(Order(number=1), priority=1)
+    assert_type(handle, Handle[Receipt])
+    assert_type(await handle.result(timeout=10), Receipt)
+    number: int = handle
+    await bill.publish(Rush(number=number, hours=2))
+    await bill.publish(1)  # type: ignore[call-overload]
+    await bill.publish()  # type: ignore[call-overload]
+    assert_type(await bill.publish_many([Order(number=1)]), list[Handle[Receipt]])
+    await bill.publish_many([1])  # type: ignore[list-item]
+
+    message = handle_message()
+    assert_type(await bill(order=Order(number=1), message=message, mailer=Mailer()), Receipt)
+    await bill(Order(number=1))  # type: ignore[call-arg]
+
+    assert_type(await bill_sync.publish(Order(number=1)), Handle[Receipt])
+    assert_type(bill_sync(Order(number=1), message=message), Receipt)
+    await bill_sync.publish("x")  # type: ignore[arg-type]
+    assert_type(await bare.publish(), Handle[int])
+    assert_type(await only_message.publish({"any": "thing"}), Handle[None])
+    assert_type(await anything.publish({"any": "thing"}), Handle[str])
+
+    assert_type(await many.publish(Order(number=1)), Handle[Receipt])
+    assert_type(await many.publish_many([Order(number=1)]), list[Handle[Receipt]])
+    await many.publish([Order(number=1)])  # type: ignore[call-overload]
+    assert_type(await many([Order(number=1)]), list[Receipt])
+    assert_type(await mixed.publish(Order(number=1)), Handle[Any])
+
+    assert_type(await app.result(1, Receipt), Receipt)
+    assert_type(await (await app.publish("orders", 1)).result(), Any)
+
+
+def handle_message() -> Message:
+    raise NotImplementedError
+
+
+def test_what_is_registered_is_what_the_types_say() -> None:
+    assert isinstance(bill, MessageHandler)
+    assert isinstance(many, BatchHandler)
+    assert bill_sync(Order(number=1), message=None) == Receipt(paid=True)  # type: ignore[arg-type]
