@@ -5,7 +5,8 @@
 -- calls:   messages._archive, messages._requeue, messages._stage, messages._ring,
 --          messages._compact, messages._make_partitions, messages._drop_partitions,
 --          messages._check_quantity, messages._note_reached, messages._note_attempt,
---          messages._expiry, messages._reject_strays, messages._forget_receipts
+--          messages._expiry, messages._reject_strays, messages._forget_receipts,
+--          messages.fire_schedules
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -144,6 +145,7 @@ begin
     return null;
   end if;
   perform messages._note_reached();
+  perform messages.fire_schedules();
   v_report.reaped := messages.reap() + messages._reject_strays(1000);
   v_report.staged := messages.stage_due();
   v_report.rung := messages.renotify();
@@ -154,7 +156,8 @@ begin
 end;
 $$;
 comment on function messages.maintain() is
-  'All of the upkeep, bounded: reap expired locks, reject messages whose queue was dropped beside '
-  'their publishers, stage what is due, ring again for what waits, make the coming days of the '
-  'archive and of the attempts, and drop those past retention. Null: another session is doing it. '
-  'Called by pg_cron and about once a second by workers; either alone is enough.';
+  'All of the upkeep, bounded: fire what schedules have due, reap expired locks, reject messages '
+  'whose queue was dropped beside their publishers, stage what is due, ring again for what waits, '
+  'make the coming days of the archive and of the attempts, and drop those past retention. Null: '
+  'another session is doing it. Called by pg_cron and about once a second by workers; either alone '
+  'is enough.';

@@ -1,7 +1,8 @@
 -- Pause and drop: stop a queue for a while, or for good.
 --
 -- owns:    nothing
--- writes:  messages.queue, messages.message and messages.queue_grant (drop_queue)
+-- writes:  messages.queue, messages.message, messages.queue_grant and
+--          messages.schedule (drop_queue)
 -- calls:   messages._queue, messages._publishing_key, messages._ring_again, messages._check_access
 -- raises:  NQ001 queue not found, NQ005 queue not empty, NQ007 no right to the queue, NQ009 open
 --          transactions
@@ -31,6 +32,9 @@ declare
   v_queue messages.queue;
   v_dropped bigint;
 begin
+  -- First, since who fires a schedule holds its row while it publishes.
+  perform from messages.schedule as s where s.queue = drop_queue.name order by s.name for update;
+  delete from messages.schedule as s where s.queue = drop_queue.name;
   -- Waits for transactions that have published into this queue and are not over, see announce().
   perform pg_advisory_xact_lock(messages._publishing_key(name));
   -- And for those that found the key taken, before anything is looked at.
@@ -59,9 +63,9 @@ end;
 $$;
 comment on function messages.drop_queue(text, boolean) is
   'Drop a queue and return how many live messages were deleted with it. A queue that has messages '
-  'is dropped with force only, else NQ005. Its archived messages stay, its grants go. Raises NQ001 '
-  'for an unknown queue, and NQ009 where transactions that publish into it, or have claimed from '
-  'it, stay open for 5 seconds.';
+  'is dropped with force only, else NQ005. Archived messages stay, its grants and schedules go '
+  'too. Raises NQ001 for an unknown queue, and NQ009 where transactions that publish into it, or '
+  'have claimed from it, stay open for 5 seconds.';
 
 create or replace function messages.pause_queue(name text)
   returns boolean

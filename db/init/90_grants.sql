@@ -144,6 +144,7 @@ begin
     messages.reap(integer),
     messages.stage_due(integer),
     messages.renotify(),
+    messages.fire_schedules(integer),
     messages.maintain(),
     -- A finish whose answer was lost is looked for in the archive.
     messages.archive_find(bigint),
@@ -167,7 +168,9 @@ begin
     messages.dead_since(pg_snapshot, text),
     messages.current_position(),
     messages.snapshot_of(text),
-    messages.queue_grants(text)
+    messages.queue_grants(text),
+    messages.schedule_info(text),
+    messages.cron_next(text, text, timestamptz)
     to notifyq_reader, notifyq_admin;
 
   grant execute on function
@@ -183,7 +186,15 @@ begin
     messages.redrive(text, messages.message_status, timestamptz, timestamptz, integer),
     messages.dead_delete(bigint[]),
     messages.receive(text, jsonb),
-    messages.adopt()
+    messages.adopt(),
+    messages.schedule(
+      text, text, text, jsonb, text, text, jsonb, integer, text, integer, interval, text, integer,
+      interval
+    ),
+    messages.unschedule(text),
+    messages.enable_schedule(text),
+    messages.disable_schedule(text),
+    messages.run_schedule(text)
     to notifyq_admin;
 end;
 $$;

@@ -24,6 +24,7 @@ NotifyqError
    ├─ QueueDeniedError       NQ007, also an AccessDeniedError
    ├─ MessageLimitError      NQ008
    ├─ QueueBusyError         NQ009
+   ├─ ScheduleNotFoundError  NQ017
    ├─ OutdatedSchemaError    NQ901
    ├─ IncompleteInstallError NQ902
    ├─ RestoredDatabaseError  NQ903
@@ -173,6 +174,12 @@ class QueueBusyError(DatabaseError):
     """Transactions that use the queue stay open, and the call has waited for them for long."""
 
     sqlstate = "NQ009"
+
+
+class ScheduleNotFoundError(DatabaseError):
+    """There is no schedule of this name."""
+
+    sqlstate = "NQ017"
 
 
 class OutdatedSchemaError(DatabaseError):

@@ -39,6 +39,7 @@ WORK = [
     "select messages.reap()",
     "select messages.stage_due()",
     "select messages.renotify()",
+    "select messages.fire_schedules()",
     "select messages.maintain()",
 ]
 AWAIT = ["select messages.await_result(1)"]
@@ -54,6 +55,7 @@ READ_TABLES = [
     "select * from messages.queue_grant",
     "select * from messages.attempt",
     "select * from messages.relay_receipt",
+    "select * from messages.schedule",
 ]
 READ = [
     "select messages.message_list()",
@@ -67,6 +69,8 @@ READ = [
     "select messages.current_position()",
     "select messages.snapshot_of(messages.current_position())",
     "select messages.queue_grants()",
+    "select messages.schedule_info()",
+    "select messages.cron_next('@daily')",
 ]
 INFO = [
     "select messages.queue_info()",
@@ -86,6 +90,11 @@ ADMIN = [
     "select messages.redrive()",
     "select messages.adopt()",
     """select messages.receive('s', '[]')""",
+    "select messages.schedule('s', '@daily', 'default')",
+    "select messages.enable_schedule('nightly')",
+    "select messages.disable_schedule('nightly')",
+    "select messages.run_schedule('nightly')",
+    "select messages.unschedule('nightly')",
     "select messages.drop_queue('default', true)",
 ]
 NOBODY = [
@@ -103,6 +112,8 @@ NOBODY = [
     "delete from messages.schema_version",
     "insert into messages.redrive (archive_id, message_id) values (1, 1)",
     "insert into messages.relay_receipt (source, place) values ('s', '1')",
+    "insert into messages.schedule (name, cron, timezone, queue, message, next_at) "
+    "values ('s', '@daily', 'UTC', 'default', '1', now())",
     "insert into messages.queue_grant values ('default', 'pg_monitor', now(), true, true)",
     "delete from messages.queue_grant",
     "select from messages.message for update",
@@ -160,6 +171,7 @@ async def test_a_role_may_do_its_own_and_nothing_else(
     connection: Connection, guest: Connection, role: str
 ) -> None:
     await publish(connection, 1)
+    await connection.execute("select messages.schedule('nightly', '@daily', 'default')")
     await guest.execute(f"set role {role}")
     allowed = [statement for statement in ALL if not await is_denied(guest, statement)]
     assert allowed == [statement for statement in ALL if statement in RIGHTS[role]]

@@ -27,7 +27,7 @@ async def cron_connection(server: str) -> AsyncIterator[Connection]:
     await connection.close()
 
 
-async def test_pg_cron_ends_expired_locks_and_rings_with_no_worker_alive(
+async def test_pg_cron_ends_locks_fires_schedules_and_rings_with_no_worker_alive(
     cron_connection: Connection,
 ) -> None:
     heard: asyncio.Queue[Bell] = asyncio.Queue()
@@ -44,16 +44,22 @@ async def test_pg_cron_ends_expired_locks_and_rings_with_no_worker_alive(
     left, waiting = await publish(cron_connection, 2, "cron")
     await rows(cron_connection, "claim_id", id=left, worker="dead worker")
     await expire(cron_connection, left)
+    await value(cron_connection, "create_queue", name="clock")
+    await value(cron_connection, "schedule", name="s", cron="@hourly", queue="clock")
+    await cron_connection.execute(
+        "update messages.schedule set next_at = date_trunc('hour', clock_timestamp())"
+    )
     for channel in ("new_message", "dead_message"):
         await cron_connection.add_listener(channel, hear)
 
     # 1.4 knows minutes only; every later version was asked for 10 seconds.
     patience = 65 if jobs[0]["schedule"] == "* * * * *" else 15
     async with asyncio.timeout(patience):
-        bells = [await heard.get(), await heard.get()]
+        bells = [await heard.get(), await heard.get(), await heard.get()]
     assert {(bell.channel, bell.payload) for bell in bells} == {
         ("dead_message", f"cron:{left}"),
         ("new_message", f"cron:{waiting}"),
+        ("new_message", f"clock:{waiting + 1}"),
     }
     (row,) = await archived(cron_connection, left)
     assert (row["status"], row["handled_by"]) == ("lock_expired", "dead worker")
