@@ -37,11 +37,12 @@ from notifyq.errors import (
     SchemaTooOldError,
     ServerError,
 )
-from notifyq.handlers import BatchHandler, Handler, MessageHandler, Reject, Retry
-from notifyq.model import ArchivedMessage, Message, State, Status
+from notifyq.handlers import BatchHandler, Handler, MessageHandler
+from notifyq.model import ArchivedMessage, Attempt, Message, State, Status
 from notifyq.payload import Json
 from notifyq.registry import HandlerOptions
 from notifyq.results import Handle
+from notifyq.retries import Reject, Retry
 from notifyq.signature import Transaction
 from notifyq.worker import Worker
 
@@ -51,6 +52,7 @@ __all__ = [
     "AccessDeniedError",
     "App",
     "ArchivedMessage",
+    "Attempt",
     "BatchHandler",
     "ConfigurationError",
     "DatabaseError",

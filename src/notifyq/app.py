@@ -129,8 +129,12 @@ class App:
         With `transactional=True` it takes a `notifyq.Transaction`, in which the message is finished
         too: its writes and the end of the message are committed together, or not at all.
 
-        A worker creates the queue if there is none, with `lock_timeout`, `max_attempts`, `backoff`
-        and `backoff_max` as its policy; of a queue that exists the policy in the database holds.
+        A message has `max_attempts`, unless it was published with its own; None: as many as the
+        queue gives. Between them lies `backoff`: the base of an exponential backoff with jitter,
+        which grows up to `backoff_max`, or a wait strategy of tenacity, or a mapping from classes
+        of exceptions to either, to None (not again) or to `Reject`. What it leaves out is the
+        queue's. A worker creates the queue if there is none, with what the handler says as its
+        policy.
         """
 
         def register(function: Callable[..., Any]) -> Handler[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notifyq import sql
-from notifyq.model import ArchivedMessage, Message
+from notifyq.model import ArchivedMessage, Attempt, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +49,11 @@ class Archive:
         """Finished messages, the latest first."""
         rows = await self._database.fetch(sql.ARCHIVE_LIST, queue, status, quantity, since)
         return [ArchivedMessage.from_row(row) for row in rows]
+
+    async def attempts(self, message_id: int) -> list[Attempt]:
+        """The attempts of a message that did not succeed, the first one first."""
+        rows = await self._database.fetch(sql.ATTEMPTS, message_id)
+        return [Attempt.from_row(row) for row in rows]
 
     async def summary(
         self, queue: str | None = None, since: datetime | None = None

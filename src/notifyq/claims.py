@@ -93,7 +93,11 @@ class Claims:
             since = time.monotonic()
             try:
                 claimed = await self._inbox.claim(
-                    queues, left, lock_timeout=lock_timeout, thorough=is_thorough
+                    queues,
+                    left,
+                    lock_timeout=lock_timeout,
+                    thorough=is_thorough,
+                    max_attempts=[self._registry[queue].policy.max_attempts for queue in queues],
                 )
             except DatabaseUnavailableError as error:
                 log.warning("claim failed: %s", error)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import enum
 import re
-import traceback
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from notifyq.handlers import Reject, Retry
 from notifyq.model import Failed, Message, Outcome, Rejected, Released, Status, Success
+from notifyq.retries import Reject, Retry
+from notifyq.tracebacks import clean, describe, report, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from notifyq.handlers import Handler, Middleware
     from notifyq.threads import Threads
 
-_DETAILS = 8000
-"""Longest details, in characters; the end of a traceback says more than its beginning."""
-_PACKAGE = Path(__file__).parent
 _NO_RESULT = Success()
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 """The escape itself in JSON text, not a backslash that happens to stand before u0000."""
@@ -72,11 +68,11 @@ class Execution:
             return self._raised(error)
         try:
             result = await self._call(payload, threads)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             task = asyncio.current_task()
             if self.cause is None and task is not None and task.cancelling():
                 raise  # the worker itself is being cancelled
-            return self._stopped()
+            return self._stopped(cancelled)
         except (KeyboardInterrupt, GeneratorExit):
             raise  # of the process and of the coroutine: not the handler's
         except BaseException as error:  # noqa: BLE001  the user's code may raise anything
@@ -114,22 +110,42 @@ class Execution:
     def _raised(self, error: BaseException) -> Outcome:
         match error:
             case Reject():
-                return Rejected(clean(_text(error) or "rejected by the handler"))
+                reason = clean(text_of(error) or "rejected by the handler")
+                if error.__cause__ is None:
+                    return Rejected(reason)
+                # What led to it is worth a place in the history.
+                return Failed(reason, status=Status.REJECTED, gives_up=True, error=report(error))
             case Retry():
-                return Failed(clean(_text(error) or "retry"), after=error.after)
+                return self._failed(error, text_of(error) or "retry")
             case _:
-                return Failed(clean(describe(error)))
+                return self._failed(error, describe(error))
 
-    def _stopped(self) -> Outcome:
+    def _stopped(self, cancelled: asyncio.CancelledError) -> Outcome:
         match self.cause:
             case Cause.LOCK:
                 return Failed("the handler outlived its lock", status=Status.LOCK_EXPIRED)
             case Cause.TIMEOUT:
-                return Failed(f"the handler took longer than its timeout {self.handler.timeout}")
+                late = TimeoutError(
+                    f"the handler took longer than its timeout {self.handler.timeout}"
+                )
+                # Where it was when it was stopped.
+                return self._failed(late.with_traceback(cancelled.__traceback__), str(late))
             case Cause.STOP:
                 return Released()
             case None:
-                return Failed("the handler cancelled itself")
+                return self._failed(cancelled, "the handler cancelled itself")
+
+    def _failed(self, error: BaseException, details: str) -> Failed:
+        decision = self.handler.retries.decide(error, self.message.attempts)
+        if decision.complaint:
+            details = f"{clean(details)}\nretried by the queue's backoff: {decision.complaint}"
+        return Failed(
+            clean(details),
+            after=decision.after,
+            status=Status.REJECTED if decision.is_rejected else Status.FAILED,
+            gives_up=decision.gives_up,
+            error=report(error),
+        )
 
     def _success(self, result: Any) -> Outcome:
         if result is None:
@@ -140,9 +156,10 @@ class Execution:
             else:
                 text = to_json(result).decode()
         except Exception as error:  # noqa: BLE001  a result may have serializers of the user's
-            return Failed(clean(f"the result cannot be written as JSON: {_text(error)}"))
+            return self._failed(error, f"the result cannot be written as JSON: {text_of(error)}")
         if "\\u0000" in text and _NUL.search(text):
-            return Failed("the result has the character \\u0000, which PostgreSQL cannot store")
+            why = "the result has the character \\u0000, which PostgreSQL cannot store"
+            return self._failed(ValueError(why), why)
         return Success(text)
 
 
@@ -156,34 +173,6 @@ def _around(
     for outer in reversed(middleware):
         inner = partial(outer, message, inner)
     return inner
-
-
-def describe(error: BaseException) -> str:
-    """An error for `details`: its class and text first, then where it came from."""
-    head = "".join(traceback.format_exception_only(error)).strip()
-    # The frames of notifyq say nothing about the handler.
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if _PACKAGE not in (path := Path(frame.filename)).parents
-        or _PACKAGE / "demo" in path.parents
-    ]
-    tail = "".join(traceback.format_list(frames)).rstrip()
-    return f"{head}\n{tail}" if tail else head
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001  it may be a class of the user's
-        return f"{type(error).__name__}, which has no text"
-
-
-def clean(details: str) -> str:
-    """Text that a PostgreSQL text column takes, of bounded length."""
-    if len(details) > _DETAILS:
-        details = f"{details[: _DETAILS // 2]}\n…\n{details[-_DETAILS // 2 :]}"
-    return details.replace("\x00", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def _explain(error: ValidationError) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from notifyq.admin import Policy
     from notifyq.results import Handle
+    from notifyq.retries import Retries
 
     Middleware = Callable[[Message, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
@@ -31,26 +32,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
 R = TypeVar("R")
 T = TypeVar("T")
-
-
-class Reject(Exception):  # noqa: N818  a signal of the handler's, not an error
-    """Raised by a handler: this message can never be handled. It is archived as rejected."""
-
-
-class Retry(Exception):  # noqa: N818  a signal of the handler's, not an error
-    """Raised by a handler: try again, `after` a while of its own instead of the queue's backoff.
-
-    The attempt counts: with none left the message is archived as failed.
-    """
-
-    def __init__(self, reason: str = "", *, after: timedelta | float | None = None) -> None:
-        super().__init__(reason)
-        self.after = seconds(after)
-
-
-def seconds(value: timedelta | float | None) -> timedelta | None:
-    """A duration; a bare number counts seconds."""
-    return timedelta(seconds=value) if isinstance(value, int | float) else value
 
 
 class Publishing(Protocol):
@@ -72,6 +53,7 @@ class Handler(Generic[F_co]):
     queue: str
     function: Callable[..., Any]
     policy: Policy
+    retries: Retries = field(repr=False)
     timeout: timedelta | None
     """The handler is stopped, and the attempt has failed, after this long."""
     heartbeat: bool

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import asyncpg
 
 from notifyq import sql
+from notifyq.errors import InvalidArgumentError
 from notifyq.model import Failed, Message, Outcome, Rejected, Released, Success
 
 if TYPE_CHECKING:
@@ -82,10 +83,12 @@ class Inbox:
         lock_timeout: timedelta | None = None,
         filter: str | None = None,
         thorough: bool = False,
+        max_attempts: Sequence[int | None] | None = None,
     ) -> list[Message]:
         """Lock up to `quantity` messages as messages.claim() does; fewer are all there are."""
+        limits = max_attempts if any(max_attempts or ()) else None
         rows = await self._claims.fetch(
-            sql.CLAIM, queues, quantity, lock_timeout, self.worker, filter, thorough
+            sql.CLAIM, queues, quantity, lock_timeout, self.worker, filter, thorough, limits
         )
         messages = []
         for row in rows:
@@ -104,6 +107,7 @@ class Inbox:
                 lock_timeout=lock_timeout,
                 filter=filter,
                 thorough=thorough,
+                max_attempts=max_attempts,
             )
         return messages
 
@@ -122,14 +126,14 @@ class Inbox:
         match outcome:
             case Success() | Rejected():
                 return await self._finish(*key, outcome)
-            case Failed(details, after, status):
+            case Failed(details, after):
                 try:
-                    return await self._retry(*key, after, details, status)
-                except asyncpg.DataError as error:
+                    return await self._retry(*key, outcome)
+                except (asyncpg.DataError, InvalidArgumentError) as error:
                     details = (
                         f"{details}\nretried by the queue's backoff, not after {after}: {error}"
                     )
-                    return await self._retry(*key, None, details, status)
+                    return await self._retry(*key, replace(outcome, details=details, after=None))
             case Released():
                 return message.id in await self.release([message])
 
@@ -157,17 +161,20 @@ class Inbox:
         rows = await self._database.persist(sql.RELEASE_ORPHANS, self.worker, known)
         return int(rows[0][0])
 
-    async def _retry(
-        self, message_id: int, lock_token: int, after: timedelta | None, details: str, status: str
-    ) -> bool:
+    async def _retry(self, message_id: int, lock_token: int, failed: Failed) -> bool:
         repeated = _Repeated()
+        error = failed.error
         rows = await self._database.persist(
             sql.RETRY,
             message_id,
             lock_token,
-            after,
-            details,
-            status,
+            failed.after,
+            failed.details,
+            failed.status,
+            error and error.type,
+            error and error.text,
+            error and error.traceback,
+            failed.gives_up,
             retried=repeated.note,
         )
         # Repeated after a lost answer, "not held" may mean "done by the first try".
@@ -240,7 +247,7 @@ class Inbox:
     async def _fail(self, finish: _Finish, error: Exception) -> None:
         details = f"the result cannot be stored: {error}"
         try:
-            held = await self._retry(finish.id, finish.lock_token, None, details, "failed")
+            held = await self._retry(finish.id, finish.lock_token, Failed(details))
         except Exception as again:  # noqa: BLE001  it belongs to those who wait for it
             finish.tell(again)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -132,6 +132,34 @@ class ArchivedMessage(_Row):
             return {"undecodable": text}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """An attempt that did not succeed."""
+
+    message_id: int
+    number: int
+    """Which attempt of the message it was, from 1 on."""
+    queue: str
+    status: str
+    """How it ended; that of the last attempt is final."""
+    locked_at: datetime
+    ended_at: datetime
+    retry_at: datetime | None
+    """When the next one was due; None: this was the last."""
+    lock_token: int
+    handled_by: str | None
+    """The worker."""
+    error_type: str | None
+    details: str | None
+    """The text of the error, or what else went wrong."""
+    traceback: str | None
+
+    @classmethod
+    def from_row(cls, row: asyncpg.Record) -> Self:
+        """Take the columns that this class knows out of a row; newer ones are ignored."""
+        return cls(**{name: row[name] for name in cls.__dataclass_fields__})
+
+
 @dataclass(frozen=True, slots=True)
 class Success:
     """The handler returned; `result` is what it returned, as JSON text."""
@@ -149,8 +177,17 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """An error as the history of attempts keeps it."""
+
+    type: str
+    text: str
+    traceback: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt failed; the message is retried while attempts are left.
+    """The attempt failed; the message is retried while attempts are left, unless it gives up.
 
     `after` overrides the backoff of the queue; `status` is how the message is archived when no
     attempt is left.
@@ -159,6 +196,8 @@ class Failed:
     details: str
     after: timedelta | None = None
     status: Status = Status.FAILED
+    gives_up: bool = False
+    error: ErrorReport | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

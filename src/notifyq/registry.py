@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from notifyq.admin import Policy
 from notifyq.errors import ConfigurationError
-from notifyq.handlers import BatchHandler, Handler, MessageHandler, seconds
+from notifyq.handlers import BatchHandler, Handler, MessageHandler
 from notifyq.resources import Resources, name
+from notifyq.retries import Retries, seconds
 from notifyq.signature import Signature, adapter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from notifyq.handlers import Middleware, Publishing
+    from notifyq.retries import Backoff
 
 _MOST_BATCH = 10_000
+_MOST_ATTEMPTS = 1000
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -31,7 +34,7 @@ class HandlerOptions(TypedDict, total=False):
     heartbeat: bool
     lock_timeout: timedelta | float | None
     max_attempts: int | None
-    backoff: timedelta | float | None
+    backoff: Backoff | None
     backoff_max: timedelta | float | None
     transactional: bool
 
@@ -112,15 +115,17 @@ def make_handler(
         function, resources, is_batch=batch is not None, has_transaction=is_transactional
     )
     lock_timeout = seconds(options.get("lock_timeout"))
+    retries = Retries(options.get("backoff"), options.get("backoff_max"))
     return (MessageHandler if batch is None else BatchHandler)(
         queue=queue,
         function=function,
         policy=Policy(
             lock_timeout=lock_timeout,
             max_attempts=options.get("max_attempts"),
-            backoff=seconds(options.get("backoff")),
-            backoff_max=seconds(options.get("backoff_max")),
+            backoff=retries.base,
+            backoff_max=retries.most,
         ),
+        retries=retries,
         timeout=seconds(options.get("timeout")),
         heartbeat=options.get("heartbeat", True),
         lock_timeout=lock_timeout,
@@ -147,6 +152,11 @@ def _check(
         raise ConfigurationError(f"a handler has no option {option!r}{hint}")
     if batch is not None and not 1 <= batch <= _MOST_BATCH:
         raise ConfigurationError(f"batch must be between 1 and {_MOST_BATCH}, not {batch}")
+    attempts = options.get("max_attempts")
+    if attempts is not None and not 1 <= attempts <= _MOST_ATTEMPTS:
+        raise ConfigurationError(
+            f"max_attempts must be between 1 and {_MOST_ATTEMPTS}, not {attempts}"
+        )
     if options.get("transactional") and not is_async:
         raise ConfigurationError(
             f"{name(function)} cannot be transactional: its connection belongs to the event loop, "

@@ -23,7 +23,7 @@ select messages.publish_many(
 CLAIM = """
 select * from messages.claim(
   queues => $1, quantity => $2, lock_timeout => $3, worker => $4, filter => $5::jsonpath,
-  thorough => $6)
+  thorough => $6, max_attempts => $7)
 """
 FINISH_MANY = """
 select messages.finish_many(
@@ -32,7 +32,8 @@ select messages.finish_many(
 """
 RETRY = """
 select messages.retry(
-  id => $1, lock_token => $2, delay => $3, details => $4, status => $5::messages.message_status)
+  id => $1, lock_token => $2, delay => $3, details => $4, status => $5::messages.message_status,
+  error_type => $6, error => $7, traceback => $8, give_up => $9)
 """
 ATTEND = "select messages.attend(queue => $1, eager => false)"
 UNATTEND = "select messages.unattend(queues => $1)::text"
@@ -83,6 +84,7 @@ select * from messages.archive_list(
 ARCHIVE_FIND = "select * from messages.archive_find(id => $1)"
 RESULT = "select r.* from messages.result(id => $1) as r"
 AWAIT_RESULT = "select r.* from messages.await_result(id => $1) as r"
+ATTEMPTS = "select * from messages.attempts(id => $1)"
 ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
 
 DEAD_LIST = "select * from messages.dead_list(queue => $1, quantity => $2, skip => $3)"

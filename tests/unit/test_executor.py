@@ -11,9 +11,10 @@ import pytest
 from pydantic import BaseModel, computed_field, field_validator
 
 from notifyq import Message, Reject, Retry, Status
-from notifyq.executor import Cause, Execution, clean, describe
+from notifyq.executor import Cause, Execution
 from notifyq.model import Failed, Outcome, Rejected, Released, Success
 from notifyq.threads import Threads
+from notifyq.tracebacks import clean, describe
 from unit.rows import message, register
 
 

@@ -13,9 +13,9 @@ from notifyq.chaos.history import History, Invoked, digest
 from notifyq.chaos.kinds import BRIEF, FOLDER, LOCK, PROCESS, SHORT_LOCK
 from notifyq.config import WorkerSettings
 from notifyq.events import Event, Sink, WorkerStarted, log_sink
-from notifyq.handlers import Reject
 from notifyq.inbox import Inbox
 from notifyq.model import Failed, Message, Outcome, Rejected, Success
+from notifyq.retries import Reject
 from notifyq.worker import Worker
 
 if TYPE_CHECKING:

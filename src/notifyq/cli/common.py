@@ -235,11 +235,12 @@ def span(value: timedelta) -> str:
     return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
 
 
-def message_json(message: Message | ArchivedMessage) -> str:
+def message_json(message: Message | ArchivedMessage, **more: Any) -> str:
     """A message as one line of JSON, payload and result as PostgreSQL has them."""
     fields = {name: getattr(message, name) for name in message.__dataclass_fields__}
     # Decoded and encoded again they might lose digits, or not be decoded at all.
     raw = {name: fields[name] for name in ("message", "result") if fields.get(name) is not None}
+    fields |= more
     parts = (f'"{name}":{raw.get(name) or _json(value)}' for name, value in fields.items())
     return f"{{{','.join(parts)}}}"
 

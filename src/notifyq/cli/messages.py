@@ -23,9 +23,10 @@ from notifyq.cli.common import (
     print_rows,
     printable,
     run,
+    span,
     when,
 )
-from notifyq.model import ArchivedMessage, Message, State, Status
+from notifyq.model import ArchivedMessage, Attempt, Message, State, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,21 +68,26 @@ def ls(
 
 
 def show(message_id: IdArgument, dsn: DsnOption = None, as_json: JsonOption = False) -> None:
-    """Show one message, live or finished, with all there is to know."""
+    """Show one message, live or finished, and each of its attempts that did not succeed."""
 
     async def show_message() -> None:
         async with open_database(dsn) as database:
-            message = await Archive(database).find(message_id)
+            archive = Archive(database)
+            message = await archive.find(message_id)
+            attempts = await archive.attempts(message_id)
         if message is None:
             err.print(f"notifyq: there is no message {message_id}, neither live nor archived")
             raise typer.Exit(1)
         if as_json:
-            typer.echo(message_json(message))
+            typer.echo(message_json(message, history=attempts))
             return
         for name in message.__dataclass_fields__:
             value = getattr(message, name)
             if value is not None:
                 out.print(f"{name:<16}{_whole(value)}")
+        for attempt in attempts:
+            out.print(f"\nattempt {attempt.number:<8}{_told(attempt)}")
+            out.print(f"{'':<16}{_whole(attempt.traceback or attempt.details or '-')}")
 
     run(show_message())
 
@@ -99,6 +105,17 @@ def cancel(ids: IdsArgument, dsn: DsnOption = None) -> None:
 
     if not run(cancel_messages()):
         raise typer.Exit(1)
+
+
+def _told(attempt: Attempt) -> str:
+    """How an attempt ended, in one line."""
+    parts = [
+        f"{attempt.status} at {when(attempt.ended_at, full=True)}",
+        f"after {span(attempt.ended_at - attempt.locked_at)}",
+        f"by {printable(attempt.handled_by)}" if attempt.handled_by else "",
+        "the last one" if attempt.retry_at is None else f"next at {when(attempt.retry_at)}",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _whole(value: Any) -> str:

@@ -10,9 +10,10 @@ from unittest.mock import ANY
 from pydantic_core import to_jsonable_python
 
 from notifyq.executor import Cause, Execution
-from notifyq.handlers import Handler, seconds
+from notifyq.handlers import Handler
 from notifyq.inbox import Inbox
 from notifyq.model import ArchivedMessage, Failed, Message, Rejected
+from notifyq.retries import seconds
 from notifyq.threads import Threads
 
 if TYPE_CHECKING:
@@ -118,11 +119,12 @@ class Sandbox:
         """
         names = [q.queue if isinstance(q, Handler) else q for q in queues]
         names = names or list(self.app.registry.queues())
+        allowed = [self._handlers[queue].policy.max_attempts for queue in names]
         inbox = Inbox(self.app.database, "sandbox")
         threads = Threads()
         handled: list[int] = []
         try:
-            while messages := await inbox.claim(names, 1, thorough=True):
+            while messages := await inbox.claim(names, 1, thorough=True, max_attempts=allowed):
                 (message,) = messages
                 await self._handle(inbox, threads, message, check=check)
                 handled.append(message.id)

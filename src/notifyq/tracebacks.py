@@ -1,0 +1,79 @@
+"""Errors as text for the database: bounded, and without the frames of notifyq."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from notifyq.model import ErrorReport
+
+_DETAILS = 8000
+"""Longest details, in characters; the end of a traceback says more than its beginning."""
+_TRACEBACK = 16_000
+"""Longest traceback; its beginning is the first cause, its end the error itself."""
+_PACKAGE = Path(__file__).parent
+
+
+def describe(error: BaseException) -> str:
+    """An error for `details`: its class and text first, then where it came from."""
+    head = "".join(traceback.format_exception_only(error)).strip()
+    frames = _without_ours(traceback.extract_tb(error.__traceback__))
+    tail = "".join(frames.format()).rstrip()
+    return f"{head}\n{tail}" if tail else head
+
+
+def report(error: BaseException) -> ErrorReport:
+    """An error for the history of attempts, with all that caused it."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in {"builtins", "__main__"}:
+        name = f"{kind.__module__}.{name}"
+    return ErrorReport(
+        type=clean(name), text=clean(text_of(error) or name), traceback=_whole(error)
+    )
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  it may be a class of the user's
+        return f"{type(error).__name__}, which has no text"
+
+
+def clean(text: str, longest: int = _DETAILS) -> str:
+    """Text that a PostgreSQL text column takes, of bounded length."""
+    if len(text) > longest:
+        text = f"{text[: longest // 2]}\n…\n{text[-longest // 2 :]}"
+    return text.replace("\x00", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
+def _whole(error: BaseException) -> str | None:
+    try:
+        whole = traceback.TracebackException.from_exception(error, compact=True)
+        _strip(whole)
+        return clean("".join(whole.format()).rstrip(), _TRACEBACK)
+    except Exception:  # noqa: BLE001  its class may have properties of the user's
+        return None
+
+
+def _strip(error: traceback.TracebackException) -> None:
+    """Leave our frames out, also of causes and of the members of groups."""
+    left = [error]
+    while left:
+        each = left.pop()
+        each.stack = _without_ours(each.stack)
+        left += [it for it in (each.__cause__, each.__context__) if it is not None]
+        left += each.exceptions or []
+
+
+def _without_ours(stack: traceback.StackSummary) -> traceback.StackSummary:
+    # They say nothing about the handler.
+    return traceback.StackSummary.from_list(
+        [
+            frame
+            for frame in stack
+            if _PACKAGE not in (path := Path(frame.filename)).parents
+            or _PACKAGE / "demo" in path.parents
+        ]
+    )
