@@ -83,7 +83,8 @@ async def clear(connection: Connection) -> None:
     await connection.execute("""
         truncate messages.message, messages.message_archive, messages.redrive,
           messages.attempt, messages.relay_receipt restart identity;
-        truncate messages.queue, messages.queue_grant, messages.origin, messages.schedule;
+        truncate messages.queue, messages.queue_grant, messages.origin, messages.schedule,
+          messages.dedup;
         insert into messages.origin select (messages._here()).*;
         insert into messages.queue (name) values ('default');
     """)

@@ -25,12 +25,16 @@ create table if not exists messages.message (
   max_attempts integer,
   awaited boolean not null default false,
   handler_attempts integer,
+  dedup_scope text,
+  blockers integer,
   constraint message_id_pk primary key (id),
   constraint message_locked_ck check (
     (state = 'locked') = (lock_expires_at is not null and locked_at is not null)
   ),
   constraint message_headers_ck check (jsonb_typeof(headers) = 'object'),
-  constraint message_max_attempts_ck check (max_attempts between 1 and 1000)
+  constraint message_max_attempts_ck check (max_attempts between 1 and 1000),
+  constraint message_dedup_scope_ck check (dedup_scope = 'waiting'),
+  constraint message_blockers_ck check (blockers > 0)
 ) with (
   -- Each claim and each heartbeat writes a new row version: room on the page keeps heartbeats HOT.
   fillfactor = 70,
@@ -50,7 +54,9 @@ create index if not exists message_scheduled_idx
 create index if not exists message_locked_idx
   on messages.message (id) where state = 'locked';
 create unique index if not exists message_dedup_key_uq
-  on messages.message (queue, dedup_key) where dedup_key is not null;
+  on messages.message (queue, dedup_key)
+  -- A first claim raises the token for good, so a retry never wants a key back that it gave up.
+  where dedup_key is not null and (dedup_scope is null or lock_token = 0);
 
 comment on table messages.message is
   'Live messages. Inserting into column message alone is a full publish.';
@@ -64,12 +70,16 @@ comment on column messages.message.priority is 'Larger is handed out first.';
 comment on column messages.message.attempts is 'Claims used up, the present one included.';
 comment on column messages.message.locked_by is 'The worker that holds the lock, by its own name.';
 comment on column messages.message.dedup_key is
-  'At most one live message of a queue has a given key.';
+  'At most one message of a queue has a given key while it is live, or as dedup_scope says.';
 comment on column messages.message.details is 'Why the last attempt ended without success.';
 comment on column messages.message.key is
   'What the message is about: order, limits and shares of a queue may go by it.';
 comment on column messages.message.max_attempts is
   'Claims that this message may use up; null: as many as its queue says.';
+comment on column messages.message.dedup_scope is
+  'waiting: the message has its dedup_key until it is claimed; null: as long as it is live.';
+comment on column messages.message.blockers is
+  'How many messages must end before this one is due; null: it waits for none.';
 comment on column messages.message.awaited is
   'Whether somebody waits for the end: finished_message rings for it.';
 comment on column messages.message.handler_attempts is

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings
--- calls:   messages._invalid
+-- calls:   messages._invalid, messages._publish_all, messages._template, messages._check_unique
 -- raises:  NQ001 queue not found (trigger), NQ003 invalid argument
 
 create or replace function messages._check_attempts(max_attempts integer)
@@ -30,7 +30,10 @@ create or replace function messages.publish(
   headers jsonb default null,
   dedup_key text default null,
   key text default null,
-  max_attempts integer default null
+  max_attempts integer default null,
+  dedup_scope text default null,
+  dedup_window interval default null,
+  on_duplicate text default 'keep'
 )
   returns bigint
   language plpgsql
@@ -56,6 +59,25 @@ begin
   if publish.max_attempts is not null then
     perform messages._check_attempts(publish.max_attempts);
   end if;
+  -- What is seldom asked for costs the others these null tests.
+  if publish.dedup_scope is not null or publish.dedup_window is not null
+    or publish.on_duplicate is distinct from 'keep'
+  then
+    return (
+      messages._publish_all(
+        messages._template(
+          publish.queue, publish.priority, v_due, publish.type, publish.headers,
+          publish.max_attempts,
+          messages._check_unique(
+            case when publish.dedup_key is not null then array[publish.dedup_key] end,
+            publish.dedup_scope, publish.dedup_window, publish.on_duplicate, v_due > now()
+          )
+        ),
+        array[publish.message], array[publish.key], array[publish.dedup_key],
+        publish.dedup_window, publish.on_duplicate
+      )
+    )[1];
+  end if;
   -- A message that was there may be finished, and its key free, before the look below: try again.
   loop
     insert into messages.message
@@ -64,23 +86,30 @@ begin
       publish.queue, publish.message, coalesce(publish.priority, 0), v_due, publish.type,
       coalesce(publish.headers, '{}'), publish.dedup_key, publish.key, publish.max_attempts
     )
-    on conflict (queue, dedup_key) where dedup_key is not null do nothing
+    on conflict (queue, dedup_key)
+      where dedup_key is not null and (dedup_scope is null or lock_token = 0) do nothing
     returning id into v_id;
     exit when v_id is not null;
     select m.id into v_id
     from messages.message as m
     where m.queue = publish.queue
-      and m.dedup_key = publish.dedup_key;
+      and m.dedup_key = publish.dedup_key
+      and (m.dedup_scope is null or m.lock_token = 0);
     exit when v_id is not null;
   end loop;
   return v_id;
 end;
 $$;
 comment on function messages.publish(
-  text, jsonb, integer, interval, timestamptz, text, jsonb, text, text, integer
+  text, jsonb, integer, interval, timestamptz, text, jsonb, text, text, integer, text, interval,
+  text
 ) is
   'Publish one message and return its id. delay counts from now, available_at is an instant; '
   'larger priority goes first. key says what the message is about; max_attempts (1 to 1000) is how '
-  'often it may be claimed, null: as its queue says. While a live message of the queue has the '
-  'same dedup_key, nothing is published and the id of that message is returned. Raises NQ001 for '
-  'an unknown queue.';
+  'often it may be claimed, null: as its queue says. While a message of the queue has the same '
+  'dedup_key, the id of that one is returned. dedup_scope: it has the key while it is live, or '
+  'until it is claimed (waiting); null: live with keep, else waiting. dedup_window: and for that '
+  'long after it was published, finished or not. on_duplicate: keep publishes nothing; replace '
+  'gives the standing message this payload, headers, type and priority, unless a worker has locked '
+  'it; debounce also moves its due time to that of this one, dedup_window after its first publish '
+  'at the latest. Raises NQ001 for an unknown queue, NQ003 for options that do not go together.';

@@ -6,7 +6,7 @@
 --          messages._compact, messages._make_partitions, messages._drop_partitions,
 --          messages._check_quantity, messages._note_reached, messages._note_attempt,
 --          messages._expiry, messages._reject_strays, messages._forget_receipts,
---          messages.fire_schedules
+--          messages.fire_schedules, messages._forget_keys
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -147,6 +147,7 @@ begin
   perform messages._note_reached();
   perform messages.fire_schedules();
   v_report.reaped := messages.reap() + messages._reject_strays(1000);
+  perform messages._forget_keys(10000);
   v_report.staged := messages.stage_due();
   v_report.rung := messages.renotify();
   v_report.partitions_made := messages._make_partitions();
@@ -157,7 +158,7 @@ end;
 $$;
 comment on function messages.maintain() is
   'All of the upkeep, bounded: fire what schedules have due, reap expired locks, reject messages '
-  'whose queue was dropped beside their publishers, stage what is due, ring again for what waits, '
-  'make the coming days of the archive and of the attempts, and drop those past retention. Null: '
-  'another session is doing it. Called by pg_cron and about once a second by workers; either alone '
-  'is enough.';
+  'whose queue was dropped beside their publishers, forget keys whose window is over, stage what '
+  'is due, ring again for what waits, make the coming days of the archive and of the attempts, and '
+  'drop those past retention. Null: another session is doing it. Called by pg_cron and about once '
+  'a second by workers; either alone is enough.';

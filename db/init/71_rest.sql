@@ -1,7 +1,7 @@
 -- Pause and drop: stop a queue for a while, or for good.
 --
 -- owns:    nothing
--- writes:  messages.queue, messages.message, messages.queue_grant and
+-- writes:  messages.queue, messages.message, messages.queue_grant, messages.dedup and
 --          messages.schedule (drop_queue)
 -- calls:   messages._queue, messages._publishing_key, messages._ring_again, messages._check_access
 -- raises:  NQ001 queue not found, NQ005 queue not empty, NQ007 no right to the queue, NQ009 open
@@ -50,6 +50,7 @@ begin
   perform from messages.message as m where m.queue = v_queue.name order by m.id for update;
   delete from messages.message as m where m.queue = v_queue.name;
   get diagnostics v_dropped = row_count;
+  delete from messages.dedup as d where d.queue = v_queue.name;
   delete from messages.queue_grant as g where g.queue = v_queue.name;
   delete from messages.queue as q where q.name = v_queue.name;
   return v_dropped;

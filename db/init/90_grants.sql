@@ -111,10 +111,12 @@ begin
     on messages.message to notifyq_publisher, notifyq_admin;
   grant execute on function
     messages.publish(
-      text, jsonb, integer, interval, timestamptz, text, jsonb, text, text, integer
+      text, jsonb, integer, interval, timestamptz, text, jsonb, text, text, integer, text,
+      interval, text
     ),
     messages.publish_many(
-      text, jsonb[], integer, interval, timestamptz, text, jsonb, text[], text[], integer
+      text, jsonb[], integer, interval, timestamptz, text, jsonb, text[], text[], integer, text,
+      interval, text
     ),
     -- Called by the insert trigger, with the rights of whoever inserts.
     messages.announce(bigint, text, boolean)

@@ -3,7 +3,7 @@
 -- needs: owner
 --
 -- owns:    messages.attempt, messages.attempt_default, messages.relay_receipt,
---          messages.schedule
+--          messages.schedule, messages.dedup
 -- writes:  nothing
 -- calls:   nothing
 -- raises:  nothing
@@ -231,3 +231,39 @@ comment on column messages.schedule.skipped_at is
 comment on column messages.schedule.failed_at is
   'When it could last not be fired; it is tried again every minute. Null: all is well.';
 comment on column messages.schedule.last_error is 'Why not.';
+
+-- Unique messages: how long a key is taken. A message gives up one of scope waiting when it is
+-- claimed, so the index leaves it out from then on.
+alter table messages.message
+  add column dedup_scope text,
+  add column blockers integer,
+  add constraint message_dedup_scope_ck check (dedup_scope = 'waiting'),
+  add constraint message_blockers_ck check (blockers > 0);
+drop index messages.message_dedup_key_uq;
+create unique index message_dedup_key_uq
+  on messages.message (queue, dedup_key)
+  where dedup_key is not null and (dedup_scope is null or lock_token = 0);
+
+comment on column messages.message.dedup_key is
+  'At most one message of a queue has a given key while it is live, or as dedup_scope says.';
+comment on column messages.message.dedup_scope is
+  'waiting: the message has its dedup_key until it is claimed; null: as long as it is live.';
+comment on column messages.message.blockers is
+  'How many messages must end before this one is due; null: it waits for none.';
+
+create table messages.dedup (
+  queue text not null,
+  dedup_key text not null,
+  id bigint not null,
+  expires_at timestamptz not null,
+  constraint dedup_queue_dedup_key_pk primary key (queue, dedup_key)
+);
+
+create index dedup_expires_at_idx on messages.dedup (expires_at);
+
+comment on table messages.dedup is
+  'Keys that were published with a window, until it is over; messages.maintain() removes them.';
+comment on column messages.dedup.queue is 'The queue in which the key is taken.';
+comment on column messages.dedup.dedup_key is 'The key that is taken.';
+comment on column messages.dedup.id is 'The message that was published under the key.';
+comment on column messages.dedup.expires_at is 'From then on the key may be published again.';

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
 import asyncpg
 
@@ -28,6 +28,12 @@ _LARGEST = 8_000_000
 """Characters of a statement, but for the last of its messages; an array has less than 1 GB."""
 
 
+DedupScope = Literal["live", "waiting"]
+"""How long a message has its `dedup_key`: until it is finished, or until it is claimed."""
+OnDuplicate = Literal["keep", "replace", "debounce"]
+"""What becomes of the message that has the key: it stays, is made the newer one, or put off too."""
+
+
 class Options(TypedDict, total=False):
     """What holds for one message, or for each of many."""
 
@@ -38,6 +44,12 @@ class Options(TypedDict, total=False):
     headers: dict[str, Any] | None
     max_attempts: int | None
     """Claims that it may use up; None: as many as its queue says."""
+    dedup_scope: DedupScope | None
+    """Until when it has its `dedup_key`; by default live, or waiting if it may be renewed."""
+    dedup_window: timedelta | None
+    """With keep: it has its key this long at least; debounce: it is put off no longer than this."""
+    on_duplicate: OnDuplicate
+    """What becomes of a message whose `dedup_key` is taken; by default it is not published."""
 
 
 class MessageOptions(Options, total=False):
@@ -75,7 +87,7 @@ class Publisher:
         key: str | None = None,
         **options: Unpack[Options],
     ) -> int:
-        """Publish one message and return its id; with a live `dedup_key`, the id that has it.
+        """Publish one message and return its id; where `dedup_key` is taken, the id that has it.
 
         `key` says what the message is about: order, limits and shares of a queue may go by it.
         """
@@ -95,8 +107,8 @@ class Publisher:
     ) -> list[int]:
         """Publish messages, all or none; return their ids in order.
 
-        `dedup_key` and `key` give the keys of a payload, or None; while a live message has that
-        `dedup_key`, its id is returned instead. Every 10,000 have one statement and one bell.
+        `dedup_key` and `key` give the keys of a payload, or None; where the `dedup_key` is taken,
+        the id that has it is returned. Every 10,000 have one statement and one bell.
         """
         gathered = _Gathered(dedup_key, key)
         batches = [full for payload in payloads if (full := gathered.add(payload))]
@@ -216,7 +228,12 @@ def _before(options: Options) -> tuple[Any, ...]:
 
 
 def _behind(options: Options) -> tuple[Any, ...]:
-    return (options.get("max_attempts"),)
+    return (
+        options.get("max_attempts"),
+        options.get("dedup_scope"),
+        options.get("dedup_window"),
+        options.get("on_duplicate", "keep"),
+    )
 
 
 class _Batch(NamedTuple):

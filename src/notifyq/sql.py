@@ -10,14 +10,16 @@ SERVES = "select messages.serves()"
 PUBLISH = """
 select messages.publish(
   queue => $1, message => $2::text::jsonb, priority => $3, delay => $4, available_at => $5,
-  type => $6, headers => $7::text::jsonb, dedup_key => $8, key => $9, max_attempts => $10)
+  type => $6, headers => $7::text::jsonb, dedup_key => $8, key => $9, max_attempts => $10,
+  dedup_scope => $11, dedup_window => $12, on_duplicate => $13)
 """
 # A transaction that waits for the source of its stream is not one that was forgotten.
 PATIENCE = "set local idle_in_transaction_session_timeout = 0"
 PUBLISH_MANY = """
 select messages.publish_many(
   queue => $1, messages => $2::text[]::jsonb[], priority => $3, delay => $4, available_at => $5,
-  type => $6, headers => $7::text::jsonb, dedup_keys => $8, keys => $9, max_attempts => $10)
+  type => $6, headers => $7::text::jsonb, dedup_keys => $8, keys => $9, max_attempts => $10,
+  dedup_scope => $11, dedup_window => $12, on_duplicate => $13)
 """
 
 CLAIM = """

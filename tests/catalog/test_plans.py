@@ -33,6 +33,10 @@ CALLS = {
     "retry": "select messages.retry(4, 1)",
     "cancel": "select messages.cancel(78)",
     "publish": "select messages.publish('default', '1', dedup_key => 'k')",
+    "publish within a window": "select messages.publish("
+    "'default', '1', dedup_key => 'k', dedup_window => '1 hour')",
+    "replace": "select messages.publish("
+    "'default', '1', dedup_key => 'k', on_duplicate => 'replace')",
     "reap": "select messages.reap()",
     "maintain": "select messages.maintain()",
     "stage_due": "select messages.stage_due()",

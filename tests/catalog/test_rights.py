@@ -56,6 +56,7 @@ READ_TABLES = [
     "select * from messages.attempt",
     "select * from messages.relay_receipt",
     "select * from messages.schedule",
+    "select * from messages.dedup",
 ]
 READ = [
     "select messages.message_list()",

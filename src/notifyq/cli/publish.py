@@ -17,7 +17,7 @@ from notifyq.cli.common import DsnOption, duration, err, instant, open_database,
 from notifyq.cli.progress import Progress
 from notifyq.errors import ConfigurationError
 from notifyq.payload import Json, check_json
-from notifyq.publisher import Publisher
+from notifyq.publisher import DedupScope, OnDuplicate, Publisher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -47,6 +47,15 @@ def publish(
     dedup_key: Annotated[
         str | None, typer.Option(help="Publish only if no live message has this key.")
     ] = None,
+    dedup_scope: Annotated[
+        DedupScope | None, typer.Option(help="Until when a message has its key.")
+    ] = None,
+    dedup_window: Annotated[
+        Any, typer.Option(parser=duration, metavar="DURATION", help="It has it this long at least.")
+    ] = None,
+    on_duplicate: Annotated[
+        OnDuplicate, typer.Option(help="What becomes of the message that has the key.")
+    ] = "keep",
     key: Annotated[
         str | None, typer.Option(help="What the message is about: order and limits go by it.")
     ] = None,
@@ -72,6 +81,9 @@ def publish(
         "type": type_,
         "headers": _headers(header or []),
         "max_attempts": max_attempts,
+        "dedup_scope": dedup_scope,
+        "dedup_window": dedup_window,
+        "on_duplicate": on_duplicate,
     }
     if message == "-":
         if dedup_key is not None:

@@ -1,0 +1,22 @@
+-- Dedup: which keys are taken for a while, whether or not their messages are finished.
+--
+-- owns:    messages.dedup
+-- writes:  nothing
+-- raises:  nothing
+
+create table if not exists messages.dedup (
+  queue text not null,
+  dedup_key text not null,
+  id bigint not null,
+  expires_at timestamptz not null,
+  constraint dedup_queue_dedup_key_pk primary key (queue, dedup_key)
+);
+
+create index if not exists dedup_expires_at_idx on messages.dedup (expires_at);
+
+comment on table messages.dedup is
+  'Keys that were published with a window, until it is over; messages.maintain() removes them.';
+comment on column messages.dedup.queue is 'The queue in which the key is taken.';
+comment on column messages.dedup.dedup_key is 'The key that is taken.';
+comment on column messages.dedup.id is 'The message that was published under the key.';
+comment on column messages.dedup.expires_at is 'From then on the key may be published again.';
