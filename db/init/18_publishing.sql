@@ -1,4 +1,4 @@
--- Dedup: which keys are taken for a while, whether or not their messages are finished.
+-- Publishing: what is remembered of it beside the messages.
 --
 -- owns:    messages.dedup
 -- writes:  nothing
