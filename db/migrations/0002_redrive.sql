@@ -1,4 +1,4 @@
--- Redrive: dead messages can be published again, see 14_redrive.sql.
+-- Redrive: dead messages can be published again, see 14_publishing.sql.
 -- breaking: no
 -- needs: owner
 --
