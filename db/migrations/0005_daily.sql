@@ -2,8 +2,7 @@
 -- breaking: no
 -- needs: owner
 --
--- owns:    messages.attempt, messages.attempt_default, messages.relay_receipt,
---          messages.schedule, messages.dedup
+-- owns:    the tables attempt, relay_receipt, schedule and dedup of schema messages
 -- writes:  nothing
 -- calls:   nothing
 -- raises:  nothing
