@@ -125,6 +125,7 @@ select messages.current_position() as position, d.*
 from (select) as once
 left join messages.dead_since(seen => '1:1:', queue => $2) as d on d.archived_at >= $1
 """
+RECEIVE = "select * from messages.receive(source => $1, messages => $2::text::jsonb)"
 IS_FOREIGN = "select messages._is_foreign(messages._here())"
 ADOPT = "select messages.adopt()"
 

@@ -137,8 +137,8 @@ def test_the_commands_of_the_reference_work(
     lines.write_text("1\n2\n")
     ran = 0
     for line, args in commands(page):
-        # These run until they are stopped, or have a server of their own.
-        is_long = args[0] in {"worker", "server", "demo", "bench", "chaos"}
+        # These run until they are stopped, have a server of their own, or need another queue.
+        is_long = args[0] in {"worker", "server", "demo", "bench", "chaos", "import"}
         if is_long or args[:2] == ["dead", "watch"]:
             continue
         if args[0] == "ping" and "--as" in args:

@@ -27,8 +27,9 @@ _STATEMENT = re.compile(
 # The installer's own record of which version it has installed.
 _BOOKKEEPING = re.compile(r"(?:insert into|from) messages\.schema_version", re.IGNORECASE)
 
-# They judge what the functions have done, and move rows in time: no function does that.
-_BESIDE = ("chaos/", "testing/")
+# They judge what the functions have done, and move rows in time: no function does that; or the
+# tables are those of others.
+_BESIDE = ("chaos/", "importing/", "testing/")
 
 
 def name(path: Path) -> str:

@@ -17,6 +17,7 @@ from notifyq.cli import (
     dead,
     demo,
     doctor,
+    importing,
     messages,
     publish,
     queues,
@@ -51,6 +52,7 @@ app.command("chaos")(chaos.chaos)
 app.add_typer(bench.bench)
 app.command("worker")(worker.worker)
 app.command("publish")(publish.publish)
+app.command("import")(importing.import_)
 app.add_typer(queues.queues)
 app.command("ls")(messages.ls)
 app.command("show")(messages.show)
