@@ -61,8 +61,9 @@ async def test_the_command(
     moved = program("import", "pgqueuer", *map(str, options))
     assert moved.code == 1
     assert moved.out == "2 messages imported from pgqueuer\n"
-    assert "3@" in moved.err
-    assert "is refused, and left there: the message has 2000002 bytes" in moved.err
+    assert (
+        "notifyq: 3 of queue 'fetch' is refused, and left there: the message has 2000" in moved.err
+    )
     again = program("import", "pgqueuer", database, "--map", "fetch=crawl", "--json")
     assert again.code == 1
     assert again.data[0]["published"] == 0

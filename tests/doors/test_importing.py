@@ -234,8 +234,8 @@ async def test_what_cannot_be_a_message_stays(
     await enqueue(database, "n" * 201, [b"5"])
     summary = await imported("pgqueuer", database, database, names={"n" * 201: "default"})
     assert summary.published == 4
-    assert [place.partition("@")[0] for place, _ in summary.refused] == ["2", "4", "7"]
-    reasons = [reason for _, reason in summary.refused]
+    assert [refusal.id for refusal in summary.refused] == [2, 4, 7]
+    reasons = [refusal.reason for refusal in summary.refused]
     assert "takes 1048576" in reasons[0]
     assert reasons[2] == "type has more than 200 bytes"
     assert [message["message"] for message in await live(connection)] == [1, 2, 3, 4]

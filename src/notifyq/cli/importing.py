@@ -163,8 +163,7 @@ def _print_census(
 
 def _print_summary(system: str, summary: Summary, left: int, *, as_json: bool) -> None:
     if as_json:
-        refused = [{"place": place, "reason": reason} for place, reason in summary.refused]
-        print_json({**asdict(summary), "refused": refused, "running": left})
+        print_json({**asdict(summary), "running": left})
         return
     parts = [f"{summary.published} messages imported from {system}"]
     if summary.merged:
@@ -174,7 +173,8 @@ def _print_summary(system: str, summary: Summary, left: int, *, as_json: bool) -
     if left:
         parts.append(f"{left} running ones are left there")
     out.print("; ".join(parts))
-    for place, reason in summary.refused[:_SHOWN]:
-        err.print(printable(f"notifyq: {place} is refused, and left there: {reason}"))
+    for one in summary.refused[:_SHOWN]:
+        what = f"{one.id} of queue {one.queue!r} is refused, and left there"
+        err.print(printable(f"notifyq: {what}: {one.reason}"))
     if len(summary.refused) > _SHOWN:
         err.print(f"notifyq: {len(summary.refused)} are refused in all")

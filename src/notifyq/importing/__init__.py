@@ -6,6 +6,6 @@ when it is run again, and then only removes.
 """
 
 from notifyq.importing.table import Census, Item, Table
-from notifyq.importing.transfer import SYSTEMS, Summary, Transfer
+from notifyq.importing.transfer import SYSTEMS, Refusal, Summary, Transfer
 
-__all__ = ["SYSTEMS", "Census", "Item", "Summary", "Table", "Transfer"]
+__all__ = ["SYSTEMS", "Census", "Item", "Refusal", "Summary", "Table", "Transfer"]

@@ -48,6 +48,15 @@ where d.datname = current_database()
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A row that stays where it is, and why."""
+
+    queue: str
+    id: int
+    reason: str
+
+
 @dataclass(slots=True)
 class Summary:
     """What an import did."""
@@ -57,8 +66,7 @@ class Summary:
     """A live message with the same dedup_key was there."""
     known: int = 0
     """An earlier import has received it."""
-    refused: list[tuple[str, str]] = field(default_factory=list)
-    """Which rows stay where they are, and why."""
+    refused: list[Refusal] = field(default_factory=list)
 
 
 class Transfer:
@@ -174,7 +182,7 @@ class Transfer:
         except _REFUSED as error:
             if len(items) == 1:
                 reason = " ".join(str(error.args[0]).split())
-                self.summary.refused.append((items[0].place, reason))
+                self.summary.refused.append(Refusal(items[0].queue, items[0].id, reason))
                 return {items[0].id}
             half = len(items) // 2
             return await self._receive(name, items[:half]) | await self._receive(name, items[half:])
