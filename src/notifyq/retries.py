@@ -34,7 +34,7 @@ Reject.__module__ = Retry.__module__ = "notifyq"
 
 Wait = timedelta | float | Callable[[RetryCallState], float | timedelta]
 """The base of an exponential backoff, or a wait strategy as tenacity has them."""
-Backoff = Wait | Mapping[type[BaseException], Wait | type[Reject] | None]
+Backoff = Wait | Mapping[Any, Wait | type[Reject] | None]
 """One for all errors, or by the class of the error; None there: do not try again."""
 
 _Strategy = Callable[[RetryCallState], Any]

@@ -32,6 +32,7 @@ CALLS = {
     "release_orphans": "select messages.release_orphans('w', array[1, 2])",
     "retry": "select messages.retry(4, 1)",
     "cancel": "select messages.cancel(78)",
+    "attempts": "select * from messages.attempts(4)",
     "publish": "select messages.publish('default', '1', dedup_key => 'k')",
     "publish within a window": "select messages.publish("
     "'default', '1', dedup_key => 'k', dedup_window => '1 hour')",

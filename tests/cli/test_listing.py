@@ -277,3 +277,29 @@ def test_json_of_every_list_is_one_object_a_line(
     assert row["message"] == {"é": [1.5, None, "\n"]}
     assert row["headers"] == {"h": [1]}
     assert row["status"] == "rejected"
+
+
+async def test_show_has_each_attempt_that_did_not_succeed(
+    notifyq: Notifyq, queue: str, shared_database: str
+) -> None:
+    notifyq.good("queues", "alter", queue, "--max-attempts", "2")
+    id_ = publish(notifyq, queue, 1)
+    async with session(shared_database) as connection:
+        for text in ("first", "second"):
+            await connection.fetch(
+                "select messages.retry(c.id, c.lock_token, interval '0', 'why', 'failed', 'E.x', "
+                "$2, 'Traceback:' || chr(10) || $2) "
+                "from messages.claim(array[$1], worker => 'w[1]') as c",
+                queue,
+                text,
+            )
+    shown = notifyq.good("show", id_).out
+    before, first, second = shown.split("\nattempt ")
+    assert "why" in before
+    assert re.match(r"1 +failed at [-\d: +]+, after .+ m?s, by w\[1\], next at [\d:]+\n", first)
+    assert first.endswith("\n                Traceback:\n                first\n")
+    assert re.match(r"2 +failed at [-\d: +]+, after .+ m?s, by w\[1\], the last one\n", second)
+    (row,) = notifyq.good("show", id_, "--json").data
+    assert [a["details"] for a in row["history"]] == ["first", "second"]
+    assert row["history"][0]["error_type"] == "E.x"
+    assert row["attempts"] == 2

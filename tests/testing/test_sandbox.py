@@ -11,10 +11,12 @@ from unittest.mock import ANY
 
 import pytest
 from pydantic import BaseModel
+from tenacity import wait_fixed
 
 from database import ROOT, Connection
 from docs.pages import blocks
-from notifyq import App
+from notifyq import App, Message
+from notifyq.admin import Policy
 from notifyq.testing import Sandbox
 
 
@@ -139,3 +141,30 @@ def test_the_sample_project_passes_with_a_server_of_its_own_and_with_a_given_one
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "3 passed" in done.stdout
+
+
+async def test_attempts_go_the_way_of_a_worker(database: str) -> None:
+    app = App("postgresql://nowhere.invalid/x")
+
+    @app.handler("q", max_attempts=3, backoff={KeyError: wait_fixed(60), OSError: None})
+    async def handle(kind: str, message: Message) -> str:
+        if message.attempts == 1:
+            raise KeyError("x") if kind == "key" else OSError("y")
+        return "done"
+
+    async with Sandbox(app, database) as sandbox:
+        # With another policy: that of the handler holds.
+        await app.admin.alter_queue("q", Policy(max_attempts=1))
+        first = await app.publish("q", "key")
+        second = await app.publish("q", "os")
+        (dead,) = await sandbox.drain(check=False)
+        assert (dead.id, dead.status, dead.attempts) == (second, "failed", 1)
+        (attempt,) = await app.archive.attempts(first)
+        assert attempt.retry_at is not None
+        assert (attempt.retry_at - attempt.ended_at).total_seconds() == pytest.approx(60, abs=1)
+        assert attempt.error_type == "KeyError"
+        await sandbox.advance(59)
+        assert await sandbox.drain() == []
+        await sandbox.advance(2)
+        (done,) = await sandbox.drain()
+        assert (done.id, done.status, done.attempts) == (first, "success", 2)
