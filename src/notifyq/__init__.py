@@ -43,6 +43,7 @@ from notifyq.payload import Json
 from notifyq.registry import HandlerOptions
 from notifyq.results import Handle
 from notifyq.retries import Reject, Retry
+from notifyq.schedules import Schedule, ScheduleInfo, Schedules
 from notifyq.signature import Transaction
 from notifyq.worker import Worker
 
@@ -85,7 +86,10 @@ __all__ = [
     "RestoredDatabaseError",
     "ResultTimeoutError",
     "Retry",
+    "Schedule",
+    "ScheduleInfo",
     "ScheduleNotFoundError",
+    "Schedules",
     "SchemaError",
     "SchemaMissingError",
     "SchemaTooNewError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from pydantic import TypeAdapter
@@ -9,22 +10,27 @@ from pydantic import TypeAdapter
 from notifyq.admin import Admin
 from notifyq.archive import Archive
 from notifyq.config import DatabaseSettings, WorkerSettings, dsn_from_environment
+from notifyq.crons import make_cron
 from notifyq.database import Database
 from notifyq.deadletters import DeadLetters
-from notifyq.errors import ConfigurationError, SchemaError
+from notifyq.errors import AccessDeniedError, ConfigurationError, SchemaError
 from notifyq.events import log_sink
 from notifyq.publisher import Publisher
 from notifyq.registry import Registry, make_handler
 from notifyq.results import Handle, Results
+from notifyq.schedules import Schedules
 from notifyq.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
     from datetime import datetime, timedelta
 
+    from notifyq.crons import CronOptions
     from notifyq.events import Sink
-    from notifyq.handlers import Handler, Middleware, Register, RegisterBatch
+    from notifyq.handlers import Handler, Middleware, Register, RegisterBatch, RegisterCron
     from notifyq.registry import HandlerOptions
+
+log = logging.getLogger("notifyq.worker")
 
 F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Middleware")
@@ -96,6 +102,11 @@ class App:
         """Read live and finished messages; retry dead ones."""
         return Archive(self.database)
 
+    @property
+    def schedules(self) -> Schedules:
+        """Define, list, stop and remove what is published by the clock."""
+        return Schedules(self.database)
+
     @overload
     def handler(
         self,
@@ -151,6 +162,18 @@ class App:
             return handler
 
         return register
+
+    def cron(self, cron: str, **options: Unpack[CronOptions]) -> RegisterCron:
+        """Run a function by the clock: a schedule publishes, the function handles.
+
+        Its queue and the schedule are called `queue` and `name`, by default both as the function.
+        On top of `@app.handler`, or of another `@app.cron`, it publishes into the queue of that.
+        What a schedule may be told is in `Schedule`, what a handler may be told in `handler`.
+
+        A worker puts the schedule in place when it starts; redefined there, it is enabled or
+        disabled as before. The schedule of a function that is gone stays: `schedules.remove`.
+        """
+        return make_cron(self.registry, self, cron, **options)
 
     def resource(self, function: F) -> F:
         """Register what handlers share: whoever is annotated with the type it gives, gets it.
@@ -230,6 +253,11 @@ class App:
             await self.admin.create_queue(queue, self.registry[queue].policy)
         return missing
 
+    async def create_schedules(self, queues: Sequence[str] = ()) -> list[str]:
+        """Put the schedules of `cron` functions in place; return those that were new or other."""
+        wanted = self.registry.schedules_of(queues or self.registry.queues())
+        return [schedule.name for schedule in wanted if await self.schedules.add(schedule)]
+
     def worker(
         self, *, queues: Sequence[str] = (), sink: Sink | None = None, **settings: Any
     ) -> Worker:
@@ -248,11 +276,21 @@ class App:
         )
 
     async def work(self, worker: Worker | None = None) -> None:
-        """Check the schema, create missing queues, run a worker until it is stopped."""
+        """Check the schema, create missing queues and schedules, run a worker until it is stopped.
+
+        A database user who may not define schedules is warned about them, and works.
+        """
         worker = worker or self.worker()
         async with self:
             await self.admin.check_schema()
             await self.create_queues(worker.queues)
+            try:
+                await self.create_schedules(worker.queues)
+            except AccessDeniedError:
+                log.warning(
+                    "the schedules of this app are left as they are, since only an admin may "
+                    "define them: `notifyq schedules apply`"
+                )
             try:
                 await worker.run()
             except SchemaError:

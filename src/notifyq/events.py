@@ -113,6 +113,13 @@ class UpkeepDone(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulesFired(Event):
+    """This process published `quantity` messages that schedules had due."""
+
+    quantity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OrphansReleased(Event):
     """Messages of a claim whose answer was lost went back to their queues."""
 

@@ -232,6 +232,17 @@ class Register(Protocol):
         """Register it."""
 
 
+class RegisterCron(Protocol):
+    """Makes a handler of a function, or takes one, and publishes into its queue by the clock."""
+
+    @overload
+    def __call__(self, function: MessageHandler[F], /) -> MessageHandler[F]: ...
+    @overload
+    def __call__(self, function: F, /) -> MessageHandler[F]: ...
+    def __call__(self, function: Any, /) -> Any:
+        """Register it."""
+
+
 class RegisterBatch(Protocol):
     """Makes a handler of a function that takes many messages at a time."""
 

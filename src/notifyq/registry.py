@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from notifyq.handlers import Middleware, Publishing
     from notifyq.retries import Backoff
+    from notifyq.schedules import Schedule
 
 _MOST_BATCH = 10_000
 _MOST_ATTEMPTS = 1000
@@ -44,6 +45,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler[Any]] = {}
+        self.schedules: dict[str, Schedule] = {}
+        """By name."""
         self.resources = Resources()
         self._middleware: list[Middleware] = []
 
@@ -55,6 +58,20 @@ class Registry:
                 f"queue {handler.queue!r} has the handler {name(other.function)} already: "
                 f"{name(handler.function)} needs a queue of its own"
             )
+
+    def add_schedule(self, schedule: Schedule) -> None:
+        """Register what workers of its queue put in place; a second one of its name is an error."""
+        other = self.schedules.setdefault(schedule.name, schedule)
+        if other is not schedule:
+            raise ConfigurationError(
+                f"there is a schedule {schedule.name!r} already, at {other.cron!r}: give this one "
+                "a name of its own, as in @app.cron(..., name='...')"
+            )
+
+    def schedules_of(self, queues: Iterable[str]) -> list[Schedule]:
+        """The schedules that publish into these queues."""
+        wanted = set(queues)
+        return [schedule for schedule in self.schedules.values() if schedule.queue in wanted]
 
     def add_resource(self, function: Callable[..., Any]) -> None:
         """Register what handlers that are registered later may take."""

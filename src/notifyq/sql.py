@@ -67,10 +67,26 @@ REVOKE_QUEUE = "select messages.revoke_queue(queue => $1, role => $2)"
 QUEUE_GRANTS = "select * from messages.queue_grants(queue => $1)"
 QUEUE_INFO = "select * from messages.queue_info(queue => $1)"
 
-# With the versions: a worker learns from its upkeep that the schema has become another one.
+SCHEDULE = """
+select messages.schedule(
+  name => $1, cron => $2, queue => $3, message => $4::text::jsonb, timezone => $5, type => $6,
+  headers => $7::text::jsonb, priority => $8, key => $9, max_attempts => $10, jitter => $11,
+  overlap => $12, backfill => $13, grace => $14)
+"""
+UNSCHEDULE = "select messages.unschedule(name => $1)"
+ENABLE_SCHEDULE = "select messages.enable_schedule(name => $1)"
+DISABLE_SCHEDULE = "select messages.disable_schedule(name => $1)"
+RUN_SCHEDULE = "select messages.run_schedule(name => $1)"
+SCHEDULE_INFO = "select * from messages.schedule_info(name => $1)"
+CRON_NEXT = "select messages.cron_next(cron => $1, timezone => $2, later_than => $3)"
+
+# With the versions: a worker learns from its upkeep that the schema has become another one. What
+# is due by a schedule need not wait until another session has done with the upkeep; the left side
+# of a join without a condition comes first.
 MAINTAIN = """
-select messages.version() as version, messages.serves() as serves, m.*
-from messages.maintain() as m
+select messages.version() as version, messages.serves() as serves, f.fired, m.*
+from messages.fire_schedules() as f (fired)
+left join messages.maintain() as m on true
 """
 DIAGNOSE = "select * from messages.diagnose()"
 

@@ -13,7 +13,7 @@ import asyncpg
 from notifyq import sql
 from notifyq.admin import check_versions
 from notifyq.errors import DatabaseUnavailableError
-from notifyq.events import UpkeepDone
+from notifyq.events import SchedulesFired, UpkeepDone
 
 if TYPE_CHECKING:
     from notifyq.database import Database
@@ -54,6 +54,8 @@ class Upkeep:
         [row] = await self._database.fetch(sql.MAINTAIN)
         report = dict(row)
         check_versions(report.pop("version"), report.pop("serves"))
+        if fired := report.pop("fired"):
+            self._sink(SchedulesFired(quantity=fired))
         if report["reaped"] is None:
             return False
         self._sink(UpkeepDone(**report))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from notifyq.database import Database
 from notifyq.embedded import development
 from notifyq.errors import ConfigurationError
 from notifyq.model import ArchivedMessage, Message
+from notifyq.payload import check_json
 
 T = TypeVar("T")
 
@@ -126,6 +128,30 @@ def instant(text: str) -> datetime:
     if read.year >= 9999:
         raise typer.BadParameter(f"{text!r} is after the year 9998")
     return read
+
+
+def headers(pairs: list[str]) -> dict[str, Any] | None:
+    """Read NAME=VALUE; the value is JSON or a text."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"--header {pair!r} is not NAME=VALUE")
+        found[name] = _header(name, value)
+    return found or None
+
+
+def _header(name: str, value: str) -> Any:
+    """JSON if it is that, else a text."""
+    try:
+        decoded = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    try:
+        check_json(value)
+    except ValueError as error:
+        raise typer.BadParameter(f"--header {name}: {error}") from error
+    return decoded
 
 
 def print_json(value: Any) -> None:

@@ -21,6 +21,7 @@ from notifyq.cli import (
     messages,
     publish,
     queues,
+    schedules,
     schema,
     server,
     worker,
@@ -54,6 +55,7 @@ app.command("worker")(worker.worker)
 app.command("publish")(publish.publish)
 app.command("import")(importing.import_)
 app.add_typer(queues.queues)
+app.add_typer(schedules.schedules)
 app.command("ls")(messages.ls)
 app.command("show")(messages.show)
 app.command("cancel")(messages.cancel)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import stat
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from notifyq.cli.common import DsnOption, duration, err, instant, open_database, out, run
+from notifyq.cli.common import DsnOption, duration, err, headers, instant, open_database, out, run
 from notifyq.cli.progress import Progress
 from notifyq.errors import ConfigurationError
 from notifyq.payload import Json, check_json
@@ -79,7 +78,7 @@ def publish(
         "delay": delay,
         "available_at": at,
         "type": type_,
-        "headers": _headers(header or []),
+        "headers": headers(header or []),
         "max_attempts": max_attempts,
         "dedup_scope": dedup_scope,
         "dedup_window": dedup_window,
@@ -207,26 +206,3 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _headers(pairs: list[str]) -> dict[str, Any] | None:
-    headers: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise typer.BadParameter(f"--header {pair!r} is not NAME=VALUE")
-        headers[name] = _header(name, value)
-    return headers or None
-
-
-def _header(name: str, value: str) -> Any:
-    """JSON if it is that, else a text."""
-    try:
-        decoded = json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-    try:
-        check_json(value)
-    except ValueError as error:
-        raise typer.BadParameter(f"--header {name}: {error}") from error
-    return decoded
