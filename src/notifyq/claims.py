@@ -77,7 +77,7 @@ class Claims:
         self._is_stopping = False
 
     async def look(self, room: int, *, is_last: bool = False) -> Look:
-        """Claim up to `room` messages of all queues; each queue has its turn at being the first.
+        """Claim messages for up to `room` calls; each queue has its turn at being the first.
 
         The last look before a sleep goes through all that is there, unless that is very slow.
         """
@@ -87,14 +87,15 @@ class Claims:
         is_thorough = is_last and began >= self._thorough_at
         found: set[str] = set()
         left = min(room, _MOST)
-        for lock_timeout, queues in self._by_lock_timeout():
-            if left == 0 or self._is_stopping:
+        for lock_timeout, batch, queues in self._groups():
+            if left <= 0 or self._is_stopping:
                 break
+            most = min(left * batch, _MOST)
             since = time.monotonic()
             try:
                 claimed = await self._inbox.claim(
                     queues,
-                    left,
+                    most,
                     lock_timeout=lock_timeout,
                     thorough=is_thorough,
                     max_attempts=[self._registry[queue].policy.max_attempts for queue in queues],
@@ -108,14 +109,14 @@ class Claims:
                 self._doubt_ends = time.monotonic() + _DOUBT
                 raise
             if claimed:
-                left -= len(claimed)
+                left -= -(-len(claimed) // batch)
                 found.update(message.queue for message in claimed)
                 self._sink(MessagesClaimed(quantity=len(claimed), queues=tuple(queues)))
                 self._take(claimed, since)
         if is_thorough and (took := time.monotonic() - began) > _SLOW:
             self._thorough_at = began + 10 * took
         self._queues.append(self._queues.pop(0))
-        return Look(frozenset(found), is_full=left == 0)
+        return Look(frozenset(found), is_full=left <= 0)
 
     def stop(self) -> None:
         """Claim no more, and wait no longer for a server that is gone."""
@@ -130,11 +131,17 @@ class Claims:
                 async with asyncio.timeout(_FAREWELL):
                     await self._release_orphans()
 
-    def _by_lock_timeout(self) -> list[tuple[timedelta | None, list[str]]]:
-        groups: dict[timedelta | None, list[str]] = {}
+    def _groups(self) -> list[tuple[timedelta | None, int, list[str]]]:
+        """Queues that one claim can be for; those of batches each have one of their own."""
+        groups: dict[tuple[timedelta | None, str], list[str]] = {}
         for queue in self._queues:
-            groups.setdefault(self._registry[queue].lock_timeout, []).append(queue)
-        return list(groups.items())
+            handler = self._registry[queue]
+            alone = queue if handler.batch else ""
+            groups.setdefault((handler.lock_timeout, alone), []).append(queue)
+        return [
+            (lock_timeout, self._registry[queues[0]].batch or 1, queues)
+            for (lock_timeout, _), queues in groups.items()
+        ]
 
     async def _recover(self) -> None:
         if self._is_stopping:

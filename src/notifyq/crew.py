@@ -6,17 +6,17 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from notifyq.events import HandlerStuck, LockLost, MessageFinished
-from notifyq.executor import Cause, Execution
-from notifyq.heartbeat import Heartbeat, Key, Lock
-from notifyq.model import Outcome, Rejected, Released, Success
+from notifyq.batches import Batch
+from notifyq.events import HandlerStuck
+from notifyq.executor import Cause
+from notifyq.heartbeat import Key, Lock
+from notifyq.ledger import Held, Ledger
 from notifyq.pace import PATIENCE, Pace
-from notifyq.threads import Threads
+from notifyq.tools import Tools
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,19 +32,6 @@ SETTLE = 10.0
 """Seconds that cancelled handlers and their settlements get at a stop."""
 _WATCH = 0.1
 """Seconds between two looks at timeouts and locks."""
-
-
-class _Held(Execution):
-    """A message from its claim to its settlement; without a task it waits for a slot."""
-
-    __slots__ = ("ended", "lock", "run", "waits_since")
-
-    def __init__(self, handler: Handler[Any], message: Message, lock: Lock) -> None:
-        super().__init__(handler, message)
-        self.lock = lock
-        self.waits_since = 0.0
-        self.ended: Outcome = Released()
-        self.run = 0.0  # seconds
 
 
 class Crew:
@@ -64,34 +51,35 @@ class Crew:
         concurrency: int,
         on_free: Callable[[], None],
         on_failure: Callable[[BaseException], None],
+        tools: Tools | None = None,
     ) -> None:
         self._inbox = inbox
         self._sink = sink
         self._concurrency = concurrency
-        self._on_free = on_free
-        self._on_failure = on_failure
-        self._threads = Threads()
+        self._tools = tools or Tools()
         self._pace = Pace()
-        self._held: dict[Key, _Held] = {}
-        self._waiting: deque[_Held] = deque()
+        self._waiting: deque[Held | Batch[Held]] = deque()
+        self._gathering: dict[str, Batch[Held]] = {}
         self._running = 0
         self._is_stopping = False
         self._releases: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
         self._home: asyncio.AbstractEventLoop
         self._context: contextvars.Context  # what each handler begins with a copy of
-        self.heartbeat = Heartbeat(self._lock_lost)
-        self.counts: Counter[str] = Counter()
+        self._ledger = Ledger(
+            inbox, sink, on_free=on_free, on_failure=on_failure, on_lost=self._lock_lost
+        )
+        self.heartbeat = self._ledger.heartbeat
+        self.counts = self._ledger.counts
         """Messages by how they were settled: an archive status, `released`, or `lost`."""
 
     def __len__(self) -> int:
         """How many messages are not settled yet."""
-        return len(self._held)
+        return len(self._ledger)
 
     @property
     def busy(self) -> int:
-        """How many messages are not settled yet, and how many slots stuck threads hold."""
-        return len(self._held) + self._threads.stuck
+        """How many calls have messages that are not settled, and slots that stuck threads hold."""
+        return self._ledger.calls + self._tools.stuck
 
     @property
     def room(self) -> int:
@@ -107,30 +95,53 @@ class Crew:
 
     def ids(self) -> list[int]:
         """The ids of the messages that are not settled yet."""
-        return [message_id for message_id, _token in self._held]
+        return [message_id for message_id, _token in self._ledger.keys]
 
     def start(self, handler: Handler[Any], message: Message, since: float) -> None:
         """Handle a message as soon as a slot is free; messages wait in the order of these calls.
 
         `since` is when its claim was sent, in monotonic seconds.
         """
-        if not self._held:
+        if not self._ledger:
             self._home = asyncio.get_running_loop()
             self._context = contextvars.copy_context()
-        held = _Held(handler, message, Lock(message, since, extends=handler.heartbeat))
-        self._held[held.lock.key] = held
-        self.heartbeat.add(held.lock)
+        held = Held(handler, message, Lock(message, since, extends=handler.heartbeat))
+        self._ledger.add(held)
+        if handler.batch is None:
+            self._enter(held)
+        else:
+            self._gather(held)
+
+    def _gather(self, held: Held) -> None:
+        """Add a message to the batch of its queue, which begins when it is full or has lingered."""
+        queue, handler = held.message.queue, held.handler
+        if (batch := self._gathering.get(queue)) is None:
+            batch = self._gathering[queue] = Batch(handler, opened=time.monotonic())
+            # Not at once: the messages of one claim come one after the other.
+            self._home.call_later(handler.linger.total_seconds(), self._close, batch)
+        self._ledger.join(held, batch)
+        if batch.is_full or self._is_stopping:
+            self._close(batch)
+
+    def _close(self, batch: Batch[Held]) -> None:
+        if self._gathering.get(batch.handler.queue) is batch:
+            del self._gathering[batch.handler.queue]
+            self._enter(batch)
+
+    def _enter(self, call: Held | Batch[Held]) -> None:
         if not self._waiting and self._free > 0 and not self._is_stopping:
-            self._begin(held)
+            self._begin(call)
             return
-        held.waits_since = time.monotonic()
-        self._waiting.append(held)
+        call.waits_since = time.monotonic()
+        self._waiting.append(call)
         if self._is_stopping:
             self._give_back()
 
     def stop_starting(self) -> None:
         """From now on let running handlers end, and release what waits for a slot."""
         self._is_stopping = True
+        for batch in list(self._gathering.values()):
+            self._close(batch)
         self._give_back()
 
     async def watch(self) -> None:
@@ -140,12 +151,12 @@ class Crew:
             now = time.monotonic()
             for lock in self.heartbeat.expired():
                 self._stop(lock.key, Cause.LOCK)
-            for key, held in list(self._held.items()):
-                timeout, started = held.handler.timeout, held.started
+            for call in self._ledger.open_calls():
+                timeout, started = call.handler.timeout, call.started
                 if timeout is None or started is None:
                     continue
                 if now - started >= timeout.total_seconds():
-                    self._stop(key, Cause.TIMEOUT)
+                    self._interrupt(call, Cause.TIMEOUT)
             self._fill()  # the thread that held a slot may have ended
             if self._waiting and now - self._waiting[0].waits_since > PATIENCE:
                 self._give_back()
@@ -153,23 +164,24 @@ class Crew:
     def cancel(self) -> None:
         """Stop all handlers; their messages are released."""
         self.stop_starting()
-        for key in list(self._held):
-            self._stop(key, Cause.STOP)
-        self._changed.set()
+        for call in self._ledger.open_calls():
+            self._interrupt(call, Cause.STOP)
+        self._ledger.stir()
 
     async def drain(self, grace: float, hurried: Callable[[], bool]) -> None:
         """Let handlers end within the grace or until hurried, then cancel them and wait."""
         self.stop_starting()
-        await self._wait_until_idle(grace, hurried)
+        await self._ledger.wait_until_idle(grace, hurried)
         give_up = time.monotonic() + SETTLE
-        while self._held and time.monotonic() < give_up:
+        while self._ledger and time.monotonic() < give_up:
             # Again and again: a handler may be about to start.
             self.cancel()
-            await self._wait_until_idle(0.2)
+            await self._ledger.wait_until_idle(0.2)
 
     async def abandon(self) -> None:
         """End whatever still runs; what is not settled by now is left to the reaper."""
-        tasks = {held.task for held in self._held.values() if held.task} | self._releases
+        calls = self._ledger.open_calls()
+        tasks = {call.task for call in calls if call.task} | self._releases
         for task in tasks:
             task.cancel()
         if tasks:
@@ -177,22 +189,23 @@ class Crew:
             if left:
                 # Their locks are extended no more, so other workers get the messages.
                 log.error("%d handlers do not end although they were cancelled", len(left))
-        self._threads.close()
+        await self._tools.close()
 
     @property
     def _free(self) -> int:
         # A thread whose handler was given up still works: its slot is not free.
-        return self._concurrency - self._running - self._threads.stuck
+        return self._concurrency - self._running - self._tools.stuck
 
-    def _begin(self, held: _Held) -> None:
+    def _begin(self, call: Held | Batch[Held]) -> None:
         self._running += 1
+        handling = self._handle(call) if isinstance(call, Held) else self._handle_batch(call)
         # Not in the context of whoever calls: that may be the handler of another message.
-        held.task = self._home.create_task(self._handle(held), context=self._context.copy())
+        call.task = self._home.create_task(handling, context=self._context.copy())
 
     def _fill(self) -> None:
         """Give free slots to what waits."""
         while self._waiting and self._free > 0:
-            if self._waiting[0].lock.deadline <= time.monotonic():
+            if _deadline(self._waiting[0]) <= time.monotonic():
                 self._give_back()
             else:
                 self._begin(self._waiting.popleft())
@@ -200,101 +213,79 @@ class Crew:
     def _give_back(self) -> None:
         """Release all that waits: whoever claims it next may start it sooner."""
         if self._waiting:
-            released = list(self._waiting)
+            released = [held for call in self._waiting for held in _messages(call)]
             self._waiting.clear()
             self._pace.stumble()
-            task = asyncio.create_task(self._release(released))
+            task = asyncio.create_task(self._ledger.release(released))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
 
-    async def _release(self, released: list[_Held]) -> None:
-        for held in released:
-            self.heartbeat.remove(held.lock)
+    async def _handle(self, held: Held) -> None:
+        held.started = time.monotonic()
         try:
-            kept = await self._inbox.release([held.message for held in released])
+            try:
+                held.ended = await held.outcome(self._tools)
+            finally:
+                held.run = self._ended(held.started)
         except BaseException as error:
-            for held in released:
-                self._settled(held, error)
+            self._ledger.fail(held, error)
             if not isinstance(error, Exception):
                 raise  # of the worker or of the process
         else:
-            for held in released:
-                self._settled(held, held.message.id in kept)
+            await self._ledger.settle(held)
 
-    async def _handle(self, held: _Held) -> None:
-        started = held.started = time.monotonic()
+    async def _handle_batch(self, batch: Batch[Held]) -> None:
+        batch.started = time.monotonic()
         try:
             try:
-                held.ended = await held.outcome(self._threads)
+                ended = await batch.outcomes(self._tools)
             finally:
-                held.run = time.monotonic() - started
-                self._running -= 1
-                self._pace.handled(held.run)
-                self._fill()
-            # Its lock is extended on: to write the outcome down may take longer than it lasts.
-            if isinstance(held.ended, Success | Rejected):
-                self._inbox.finish(held.message, held.ended, partial(self._settled, held))
-            else:
-                self._settled(held, await self._inbox.settle(held.message, held.ended))
+                run = self._ended(batch.started)
         except BaseException as error:
-            self._settled(held, error)
+            for held in batch.members:
+                self._ledger.fail(held, error)
             if not isinstance(error, Exception):
                 raise  # of the worker or of the process
+        else:
+            for held, outcome in ended.items():
+                held.ended, held.run = outcome, run
+            # At once: what has failed is not kept waiting by what else has.
+            await asyncio.gather(*(self._ledger.settle(held) for held in ended))
 
-    def _settled(self, held: _Held, answer: bool | BaseException) -> None:  # noqa: FBT001
-        """Take the answer to a settlement: whether the lock was held, or what went wrong."""
-        self.heartbeat.remove(held.lock)
-        del self._held[held.lock.key]
-        self._changed.set()
-        self._on_free()
-        if isinstance(answer, Exception):
-            self._on_failure(answer)  # whatever it is, the worker must not go on
-        elif not isinstance(answer, BaseException):
-            self._report(held, is_held=answer)
-
-    def _report(self, held: _Held, *, is_held: bool) -> None:
-        message, outcome, status = held.message, held.ended, str(held.ended.status)
-        self.counts[status if is_held else "lost"] += 1
-        if not is_held:
-            self._sink(
-                LockLost(queue=message.queue, message_id=message.id, lock_token=message.lock_token)
-            )
-        elif self._sink.hears(MessageFinished):
-            locked_at = message.locked_at or message.created_at
-            self._sink(
-                MessageFinished(
-                    queue=message.queue,
-                    message_id=message.id,
-                    lock_token=message.lock_token,
-                    status=status,
-                    wait=(locked_at - message.created_at).total_seconds(),
-                    run=held.run,
-                    details=getattr(outcome, "details", getattr(outcome, "reason", None)),
-                )
-            )
+    def _ended(self, started: float) -> float:
+        """Free a slot, and tell for how many seconds it was taken."""
+        run = time.monotonic() - started
+        self._running -= 1
+        self._pace.handled(run)
+        self._fill()
+        return run
 
     def _stop(self, key: Key, cause: Cause) -> None:
-        held = self._held.get(key)
+        held = self._ledger.get(key)
         if held is None:
             return
-        if held.task is None:
-            self._give_back()
-        elif held.is_running and held.cause is None:
-            held.stop(cause)
-            if not held.handler.is_async:
-                self._sink(HandlerStuck(queue=held.message.queue, message_id=held.message.id))
+        if (batch := held.batch) is None:
+            self._interrupt(held, cause)
+        elif batch.lose(held):
+            self._interrupt(batch, cause)
+
+    def _interrupt(self, call: Held | Batch[Held], cause: Cause) -> None:
+        if call.task is None:
+            if call in self._waiting:
+                self._give_back()
+        elif call.stop(cause) and not call.handler.is_async:
+            message = _messages(call)[0].message
+            self._sink(HandlerStuck(queue=message.queue, message_id=message.id))
 
     def _lock_lost(self, key: Key) -> None:
         # Called on the listener's loop.
         with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
             self._home.call_soon_threadsafe(self._stop, key, Cause.LOCK)
 
-    async def _wait_until_idle(
-        self, seconds: float, hurried: Callable[[], bool] = lambda: False
-    ) -> None:
-        """Wait until every claimed message is settled, for so long, or until hurried."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._held and not hurried():
-                    self._changed.clear()
-                    await self._changed.wait()
+
+def _messages(call: Held | Batch[Held]) -> list[Held]:
+    return [call] if isinstance(call, Held) else call.members
+
+
+def _deadline(call: Held | Batch[Held]) -> float:
+    return min(held.lock.deadline for held in _messages(call))

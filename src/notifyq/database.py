@@ -191,12 +191,12 @@ class Database:
                     )
             return self._pool
 
-    def lane(self) -> Database:
-        """One more connection to the same server: all calls over it share its session.
+    def lane(self, size: int = 1) -> Database:
+        """One more connection to the same server, or more: all calls over one share its session.
 
         It is opened by the first call, replaced if it is lost, and closed with this object.
         """
-        settings = self.settings.model_copy(update={"pool_size": 1})
+        settings = self.settings.model_copy(update={"pool_size": size})
         lane = Database(self.dsn, settings=settings, name=self.name)
         self._lanes.add(lane)
         return lane

@@ -5,21 +5,38 @@ from __future__ import annotations
 import asyncio
 import enum
 import re
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from notifyq.model import Failed, Message, Outcome, Rejected, Released, Status, Success
+from notifyq.errors import ConfigurationError
+from notifyq.model import (
+    Committed,
+    Doubtful,
+    Failed,
+    Message,
+    Outcome,
+    Rejected,
+    Released,
+    Status,
+    Success,
+)
 from notifyq.retries import Reject, Retry
 from notifyq.tracebacks import clean, describe, report, text_of
+from notifyq.transactions import Transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from notifyq.database import AnyConnection
     from notifyq.handlers import Handler, Middleware
-    from notifyq.threads import Threads
+    from notifyq.tools import Tools
+
+T = TypeVar("T")
 
 _NO_RESULT = Success()
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -50,34 +67,75 @@ class Execution:
         self.is_running = False
         """Whether the handler has been called and has not returned."""
 
-    def stop(self, cause: Cause) -> None:
-        """Stop the handler if it runs; the first cause decides the outcome."""
-        if self.cause is None and self.is_running and self.task is not None:
-            self.cause = cause
-            self.task.cancel()
+    def stop(self, cause: Cause) -> bool:
+        """Stop the handler if it runs and was not stopped: the first cause decides the outcome."""
+        if self.cause is not None or not self.is_running or self.task is None:
+            return False
+        self.cause = cause
+        self.task.cancel()
+        return True
 
-    async def outcome(self, threads: Threads) -> Outcome:
+    async def outcome(self, tools: Tools) -> Outcome:
         """Validate the payload, call the handler, and tell how that ended."""
+        payload = self.payload()
+        if isinstance(payload, Rejected | Failed):
+            return payload
+        if self.handler.is_transactional:
+            return await self._in_transaction(payload, tools)
+        return await self._ended(payload, tools, None)
+
+    def payload(self) -> Any:
+        """The payload as the handler takes it, or the outcome where it is not valid."""
         try:
-            payload = self._payload()
+            return self._payload()
         except ValidationError as error:
             return Rejected(clean(_explain(error)))
         except (ValueError, RecursionError) as error:
             return Rejected(clean(f"the payload cannot be decoded: {error}"))
         except Exception as error:  # noqa: BLE001  a payload type may have validators of the user's
-            return self._raised(error)
+            return self.raised(error)
+
+    async def _ended(
+        self, payload: Any, tools: Tools, transaction: AnyConnection | None
+    ) -> Outcome:
         try:
-            result = await self._call(payload, threads)
+            result = await self.call(payload, self.message, tools, transaction)
         except asyncio.CancelledError as cancelled:
-            task = asyncio.current_task()
-            if self.cause is None and task is not None and task.cancelling():
-                raise  # the worker itself is being cancelled
-            return self._stopped(cancelled)
+            return self.stopped(cancelled)
         except (KeyboardInterrupt, GeneratorExit):
             raise  # of the process and of the coroutine: not the handler's
         except BaseException as error:  # noqa: BLE001  the user's code may raise anything
-            return self._raised(error)
-        return self._success(result)
+            return self.raised(error)
+        return self.success(result)
+
+    async def _in_transaction(self, payload: Any, tools: Tools) -> Outcome:
+        outcome: Outcome | None = None
+        try:
+            async with self.transaction(tools) as connection:
+                outcome = await self._ended(payload, tools, connection)
+                await self._finish(connection, outcome)
+        except asyncio.CancelledError as cancelled:
+            return self.stopped(cancelled)
+        except RollBackError as ended:
+            return ended.outcome
+        except Exception as error:  # noqa: BLE001  the server may answer anything
+            return self.rolled_back(outcome, error)
+        return Committed()
+
+    async def _finish(self, connection: AnyConnection, outcome: Outcome) -> None:
+        if not isinstance(outcome, Success):
+            raise RollBackError(outcome)
+        if not await Transactions.finish(connection, [(self.message, outcome)]):
+            raise RollBackError(Committed(is_held=False))
+
+    @asynccontextmanager
+    async def transaction(self, tools: Tools) -> AsyncIterator[AnyConnection]:
+        """Open a transaction for the handler; the wait for it can be stopped as the handler can."""
+        if tools.transactions is None:
+            raise ConfigurationError("transactional handlers are run by a worker")
+        async with AsyncExitStack() as stack:
+            opened = tools.transactions.open()
+            yield await self._interruptible(stack.enter_async_context(opened))
 
     def _payload(self) -> Any:
         if not self.handler.takes_payload:
@@ -86,28 +144,35 @@ class Execution:
             return self.message.payload()
         return self.handler.payload.validate_json(self.message.message)
 
-    async def _call(self, payload: Any, threads: Threads) -> Any:
+    async def call(
+        self, payload: Any, message: Any, tools: Tools, transaction: AnyConnection | None
+    ) -> Any:
+        """Call the handler with what it takes, and with the middleware around it."""
         handler = self.handler
-        args = [payload if slot == "payload" else self.message for slot in handler.takes]
+        slots = {"payload": payload, "message": message, "transaction": transaction}
+        args = [slots[slot] for slot in handler.takes]
         function = handler.function
         if handler.names:
-            slots = {"payload": payload, "message": self.message}
             function = partial(function, **{name: slots[slot] for name, slot in handler.names})
-        call = function if handler.is_async else partial(threads.run, function)
+        call = function if handler.is_async else partial(tools.threads.run, function)
         if handler.middleware:
             call = _around(call, args, self.message, handler.middleware)
             args = []
+        return await self._interruptible(call(*args))
+
+    async def _interruptible(self, call: Awaitable[T]) -> T:
         self.task = self.task or asyncio.current_task()
         # Only while the task is inside the handler may it be cancelled: past that it settles.
         self.is_running = True
         try:
-            return await call(*args)
+            return await call
         finally:
             self.is_running = False
             if self.cause is not None and self.task is not None:
                 self.task.uncancel()
 
-    def _raised(self, error: BaseException) -> Outcome:
+    def raised(self, error: BaseException) -> Rejected | Failed:
+        """The outcome of a call that raised this."""
         match error:
             case Reject():
                 reason = clean(text_of(error) or "rejected by the handler")
@@ -120,7 +185,11 @@ class Execution:
             case _:
                 return self._failed(error, describe(error))
 
-    def _stopped(self, cancelled: asyncio.CancelledError) -> Outcome:
+    def stopped(self, cancelled: asyncio.CancelledError) -> Outcome:
+        """How an attempt has ended that was cancelled; raises where it was not the handler."""
+        task = asyncio.current_task()
+        if self.cause is None and task is not None and task.cancelling():
+            raise cancelled  # the worker itself is being cancelled
         match self.cause:
             case Cause.LOCK:
                 return Failed("the handler outlived its lock", status=Status.LOCK_EXPIRED)
@@ -147,7 +216,16 @@ class Execution:
             error=report(error),
         )
 
-    def _success(self, result: Any) -> Outcome:
+    def rolled_back(self, outcome: Outcome | None, error: Exception) -> Outcome:
+        """How an attempt has ended whose transaction ended with an error."""
+        if outcome is not None and not isinstance(outcome, Success):
+            return outcome  # it was to be rolled back, and a server that is gone does so by itself
+        what = "opened" if outcome is None else "committed"
+        failed = self._failed(error, f"the transaction could not be {what}: {describe(error)}")
+        return failed if outcome is None else Doubtful(**_fields(failed))
+
+    def success(self, result: Any) -> Success | Failed:
+        """The outcome of a call that returned this."""
         if result is None:
             return _NO_RESULT
         try:
@@ -161,6 +239,18 @@ class Execution:
             why = "the result has the character \\u0000, which PostgreSQL cannot store"
             return self._failed(ValueError(why), why)
         return Success(text)
+
+
+class RollBackError(Exception):
+    """Ends a transaction whose outcome is known already."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+def _fields(failed: Failed) -> dict[str, Any]:
+    return {field.name: getattr(failed, field.name) for field in fields(failed)}
 
 
 def _around(

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from notifyq import sql
-from notifyq.inbox import newest
+from notifyq.model import newest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

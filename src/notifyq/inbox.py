@@ -13,7 +13,7 @@ import asyncpg
 
 from notifyq import sql
 from notifyq.errors import InvalidArgumentError
-from notifyq.model import Failed, Message, Outcome, Rejected, Released, Success
+from notifyq.model import Committed, Failed, Message, Outcome, Rejected, Released, Success, newest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -136,6 +136,8 @@ class Inbox:
                     return await self._retry(*key, replace(outcome, details=details, after=None))
             case Released():
                 return message.id in await self.release([message])
+            case Committed(is_held):
+                return is_held
 
     async def release(self, messages: Iterable[Message]) -> set[int]:
         """Give up locks as if they had not been claimed; return the ids that were still held."""
@@ -267,23 +269,16 @@ class Inbox:
         done = newest([f.key for f in batch], rows)
         if repeated.happened:
             lost = [f for f in batch if f.key not in done]
-            done |= {f.key for f in lost if await self._is_archived(f)}
+            done |= {f.key for f in lost if await self._has_archived(f.key)}
         return done
 
-    async def _is_archived(self, finish: _Finish) -> bool:
-        """Whether the archive has the message under this very token: an earlier try was heard."""
-        rows = await self._database.persist(sql.ARCHIVE_FIND, finish.id)
-        return any(row["lock_token"] == finish.lock_token for row in rows)
+    async def is_archived(self, message: Message) -> bool:
+        """Whether the message was finished under this very lock."""
+        return await self._has_archived((message.id, message.lock_token))
 
-
-def newest(keys: Iterable[Key], rows: Iterable[asyncpg.Record]) -> set[Key]:
-    """Which of these locks an answer is about that names ids only.
-
-    A worker may still settle a lock that it lost when it has the message again: of two tokens only
-    the larger one can have been held.
-    """
-    tokens = dict(sorted(keys))
-    return {(row[0], tokens[row[0]]) for row in rows}
+    async def _has_archived(self, key: Key) -> bool:
+        rows = await self._database.persist(sql.ARCHIVE_FIND, key[0])
+        return any(row["lock_token"] == key[1] for row in rows)
 
 
 def _tell(batch: list[_Finish], error: BaseException) -> None:

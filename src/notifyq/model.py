@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic_core import from_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import datetime, timedelta
 
     import asyncpg
@@ -201,10 +202,33 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubtful(Failed):
+    """The transaction of the handler may have been committed, or not: nobody has answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The message was finished in the transaction of its handler, unless its lock was lost."""
+
+    status: ClassVar[str] = "success"
+    is_held: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """The handler was stopped from outside; the attempt does not count."""
 
     status: ClassVar[str] = "released"
 
 
-Outcome = Success | Rejected | Failed | Released
+Outcome = Success | Rejected | Failed | Committed | Released
+
+
+def newest(keys: Iterable[tuple[int, int]], rows: Iterable[asyncpg.Record]) -> set[tuple[int, int]]:
+    """Which of these locks an answer is about that names ids only.
+
+    A worker may still settle a lock that it lost when it has the message again: of two tokens only
+    the larger one can have been held.
+    """
+    tokens = dict(sorted(keys))
+    return {(row[0], tokens[row[0]]) for row in rows}

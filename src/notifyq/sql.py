@@ -15,6 +15,13 @@ select messages.publish(
 """
 # A transaction that waits for the source of its stream is not one that was forgotten.
 PATIENCE = "set local idle_in_transaction_session_timeout = 0"
+# A handler may take its time, and may have statements that take theirs. Where its host dies without
+# a word, its transaction must not hold back vacuum for two hours.
+TRANSACTION = """
+select set_config('idle_in_transaction_session_timeout', '0', true),
+  set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
+  set_config('tcp_keepalives_count', '3', true)
+"""
 PUBLISH_MANY = """
 select messages.publish_many(
   queue => $1, messages => $2::text[]::jsonb[], priority => $3, delay => $4, available_at => $5,

@@ -26,6 +26,8 @@ from notifyq.events import (
 from notifyq.inbox import Inbox
 from notifyq.listener import Listener
 from notifyq.pace import Allowance
+from notifyq.tools import Tools
+from notifyq.transactions import Transactions
 from notifyq.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -79,9 +81,16 @@ class Worker:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._inbox = self._inbox_type(database, self.name)
         self._wake = asyncio.Event()
+        handlers = [registry[queue] for queue in self.queues]
+        is_transactional = any(handler.is_transactional for handler in handlers)
         self._crew = Crew(
             self._inbox,
             self._sink,
+            tools=Tools(
+                transactions=Transactions(database, settings.concurrency)
+                if is_transactional
+                else None
+            ),
             concurrency=settings.concurrency,
             on_free=self._freed,
             on_failure=self._fail,

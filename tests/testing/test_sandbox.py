@@ -15,7 +15,7 @@ from tenacity import wait_fixed
 
 from database import ROOT, Connection
 from docs.pages import blocks
-from notifyq import App, Message
+from notifyq import App, Message, Reject, Transaction
 from notifyq.admin import Policy
 from notifyq.testing import Sandbox
 
@@ -168,3 +168,39 @@ async def test_attempts_go_the_way_of_a_worker(database: str) -> None:
         await sandbox.advance(2)
         (done,) = await sandbox.drain()
         assert (done.id, done.status, done.attempts) == (first, "success", 2)
+
+
+async def test_drain_knows_batches_transactions_and_results(
+    database: str, connection: Connection
+) -> None:
+    app = App("postgresql://nowhere.invalid/x")
+    await connection.execute("create table public.ledger (entry int)")
+    calls: list[list[int]] = []
+
+    @app.handler("many", batch=3)
+    async def many(numbers: list[int]) -> list[int | Reject]:
+        calls.append(numbers)
+        return [number * 2 if number else Reject("nothing") for number in numbers]
+
+    @app.handler("ledger", transactional=True)
+    async def enter(number: int, transaction: Transaction) -> str:
+        await transaction.execute("insert into public.ledger values ($1)", number)
+        if number < 0:
+            raise ValueError("negative")
+        return f"entry {number}"
+
+    async with Sandbox(app, database) as sandbox:
+        handles = await many.publish_many([1, 2, 3, 4])
+        entry = await enter.publish(5)
+        await sandbox.drain()
+        assert calls == [[1, 2, 3], [4]]
+        assert [await handle.result() for handle in handles] == [2, 4, 6, 8]
+        assert await entry.result() == "entry 5"
+
+        await many.publish(0)
+        await enter.publish(-1)
+        with pytest.raises(AssertionError, match="nothing"):
+            await sandbox.drain("many")
+        (failed,) = await sandbox.drain(check=False)
+        assert failed.status == "failed"
+    assert [row[0] for row in await connection.fetch("select entry from public.ledger")] == [5]

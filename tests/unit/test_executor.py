@@ -14,6 +14,7 @@ from notifyq import Message, Reject, Retry, Status
 from notifyq.executor import Cause, Execution
 from notifyq.model import Failed, Outcome, Rejected, Released, Success
 from notifyq.threads import Threads
+from notifyq.tools import Tools
 from notifyq.tracebacks import clean, describe
 from unit.rows import message, register
 
@@ -47,7 +48,7 @@ async def run(function: Callable[..., Any], payload: str = "null", **columns: An
     threads = Threads()
     try:
         execution = Execution(register(function), message(payload, **columns))
-        return await execution.outcome(threads)
+        return await execution.outcome(Tools(threads=threads))
     finally:
         threads.close()
 
@@ -256,7 +257,7 @@ class Hold:
 
 async def start(hold: Hold) -> tuple[Execution, asyncio.Task[Outcome]]:
     execution = Execution(register(hold.handle, timeout=5), message())
-    task = asyncio.create_task(execution.outcome(Threads()))
+    task = asyncio.create_task(execution.outcome(Tools()))
     await hold.started.wait()
     return execution, task
 
@@ -284,7 +285,7 @@ async def test_a_task_that_was_stopped_can_await_what_follows() -> None:
     execution = Execution(register(hold.handle), message())
 
     async def settle() -> tuple[Outcome, int]:
-        outcome = await execution.outcome(Threads())
+        outcome = await execution.outcome(Tools())
         await asyncio.sleep(0)
         current = asyncio.current_task()
         assert current is not None
@@ -319,7 +320,7 @@ async def test_a_handler_that_swallows_its_stop_and_returns_has_succeeded() -> N
         return "never"
 
     execution = Execution(register(handle), message())
-    task = asyncio.create_task(execution.outcome(Threads()))
+    task = asyncio.create_task(execution.outcome(Tools()))
     await started.wait()
     execution.stop(Cause.STOP)
     assert await task == Success('"in time"')
@@ -330,7 +331,7 @@ async def test_a_stop_before_or_after_the_handler_does_nothing() -> None:
     execution.stop(Cause.STOP)
     assert execution.cause is None
     threads = Threads()
-    assert await execution.outcome(threads) == Success("1")
+    assert await execution.outcome(Tools(threads=threads)) == Success("1")
     execution.stop(Cause.STOP)
     assert execution.cause is None
     threads.close()
@@ -358,7 +359,7 @@ async def test_a_sync_handler_that_is_stopped_is_given_up() -> None:
         let_go.wait(10)
 
     execution = Execution(register(handle), message())
-    task = asyncio.create_task(execution.outcome(threads))
+    task = asyncio.create_task(execution.outcome(Tools(threads=threads)))
     await asyncio.to_thread(started.wait, 10)
     execution.stop(Cause.STOP)
     assert await task == Released()

@@ -5,7 +5,7 @@ from typing import Any
 from notifyq import Retry
 from notifyq.executor import Execution
 from notifyq.model import ErrorReport, Failed
-from notifyq.threads import Threads
+from notifyq.tools import Tools
 from notifyq.tracebacks import report
 from unit.rows import message, register
 
@@ -18,11 +18,11 @@ class OddError(Exception):
 
 
 async def reported(function: Any) -> ErrorReport:
-    threads = Threads()
+    tools = Tools()
     try:
-        outcome = await Execution(register(function), message()).outcome(threads)
+        outcome = await Execution(register(function), message()).outcome(tools)
     finally:
-        threads.close()
+        await tools.close()
     assert isinstance(outcome, Failed)
     assert outcome.error is not None
     return outcome.error

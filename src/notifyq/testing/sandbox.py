@@ -9,12 +9,14 @@ from unittest.mock import ANY
 
 from pydantic_core import to_jsonable_python
 
+from notifyq.batches import Batch
 from notifyq.executor import Cause, Execution
 from notifyq.handlers import Handler
 from notifyq.inbox import Inbox
 from notifyq.model import ArchivedMessage, Failed, Message, Rejected
 from notifyq.retries import seconds
-from notifyq.threads import Threads
+from notifyq.tools import Tools
+from notifyq.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,20 +123,27 @@ class Sandbox:
         names = names or list(self.app.registry.queues())
         allowed = [self._handlers[queue].policy.max_attempts for queue in names]
         inbox = Inbox(self.app.database, "sandbox")
-        threads = Threads()
+        tools = Tools(transactions=Transactions(self.app.database, 1))
         handled: list[int] = []
         try:
             while messages := await inbox.claim(names, 1, thorough=True, max_attempts=allowed):
-                (message,) = messages
-                await self._handle(inbox, threads, message, check=check)
-                handled.append(message.id)
+                handler = self._handlers[messages[0].queue]
+                if (more := (handler.batch or 1) - 1) > 0:
+                    messages += await inbox.claim(
+                        [handler.queue],
+                        more,
+                        thorough=True,
+                        max_attempts=[handler.policy.max_attempts],
+                    )
+                await self._handle(inbox, tools, handler, messages, check=check)
+                handled += [message.id for message in messages]
                 if len(handled) > most:
                     raise AssertionError(
                         f"more than {most} messages: do handlers publish to each other for ever? "
-                        f"The last was {_line(message)}"
+                        f"The last was {_line(messages[-1])}"
                     )
         finally:
-            threads.close()
+            await tools.close()
             await inbox.close()
         found = [await self.app.archive.find(message_id) for message_id in dict.fromkeys(handled)]
         return [message for message in found if isinstance(message, ArchivedMessage)]
@@ -146,22 +155,34 @@ class Sandbox:
         await database.fetch(_UPKEEP)
 
     async def _handle(
-        self, inbox: Inbox, threads: Threads, message: Message, *, check: bool
+        self,
+        inbox: Inbox,
+        tools: Tools,
+        handler: Handler[Any],
+        messages: list[Message],
+        *,
+        check: bool,
     ) -> None:
-        handler = self._handlers[message.queue]
-        execution = Execution(handler, message)
+        batch: Batch[Execution] = Batch(handler, opened=0)
+        batch.members += [Execution(handler, message) for message in messages]
+        call = batch if handler.batch else batch.members[0]
         timer = None
         if handler.timeout is not None:
             loop = asyncio.get_running_loop()
             limit = handler.timeout.total_seconds()
-            timer = loop.call_later(limit, execution.stop, Cause.TIMEOUT)
-        outcome = await execution.outcome(threads)
+            timer = loop.call_later(limit, call.stop, Cause.TIMEOUT)
+        if handler.batch:
+            outcomes = await batch.outcomes(tools)
+        else:
+            outcomes = {member: await member.outcome(tools) for member in batch.members}
         if timer is not None:
             timer.cancel()
-        await inbox.settle(message, outcome)
-        if check and isinstance(outcome, Failed | Rejected):
-            reason = outcome.details if isinstance(outcome, Failed) else outcome.reason
-            raise AssertionError(f"{_line(message)} did not succeed: {reason}")
+        for member, outcome in outcomes.items():
+            await inbox.settle(member.message, outcome)
+        for member, outcome in outcomes.items():
+            if check and isinstance(outcome, Failed | Rejected):
+                reason = outcome.details if isinstance(outcome, Failed) else outcome.reason
+                raise AssertionError(f"{_line(member.message)} did not succeed: {reason}")
 
 
 def _is_json(expected: Any, message: Message | ArchivedMessage) -> bool:
