@@ -14,6 +14,7 @@ import asyncpg
 from notifyq import sql
 from notifyq.errors import InvalidArgumentError
 from notifyq.model import Committed, Failed, Message, Outcome, Rejected, Released, Success, newest
+from notifyq.tracebacks import report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -249,7 +250,9 @@ class Inbox:
     async def _fail(self, finish: _Finish, error: Exception) -> None:
         details = f"the result cannot be stored: {error}"
         try:
-            held = await self._retry(finish.id, finish.lock_token, Failed(details))
+            held = await self._retry(
+                finish.id, finish.lock_token, Failed(details, error=report(error))
+            )
         except Exception as again:  # noqa: BLE001  it belongs to those who wait for it
             finish.tell(again)
         else:

@@ -55,6 +55,9 @@ async def test_a_settler_that_meets_an_open_reaper_waits_and_loses(
     assert await settling is False
     statuses = [row["status"] for row in await archived(connection, message["id"])]
     assert statuses == (["lock_expired"] if max_attempts == 1 else [])
+    # Nor did it leave anything in the history.
+    attempts = await rows(connection, "attempts", id=message["id"])
+    assert [row["status"] for row in attempts] == ["lock_expired"]
 
 
 @pytest.mark.parametrize(
@@ -285,3 +288,38 @@ async def test_cancel_and_claim_of_one_message_have_one_winner(
         if claimed:
             assert await settle(first, "finish", claimed[0])
         assert len(await archived(connection, id_)) == 1
+
+
+async def test_in_a_storm_each_attempt_is_in_the_history_once(
+    connection: Connection, connect: Connect
+) -> None:
+    """Retries and reapers meet over the same locks until all attempts are used up."""
+    policy = {"max_attempts": 6, "backoff": timedelta(0), "lock_timeout": timedelta(milliseconds=1)}
+    await value(connection, "alter_queue", name="default", **policy)
+    ids = await publish(connection, 60)
+    chance = random.Random(5)
+
+    async def work(session: Connection) -> None:
+        while await session.fetchval("select exists (select from messages.message)"):
+            for message in await rows(session, "claim", quantity=5):
+                # Some are left to the reapers, who may also be sooner.
+                if chance.random() < 0.7:
+                    await settle(session, "retry", message)
+
+    async def reap(session: Connection) -> None:
+        while await session.fetchval("select exists (select from messages.message)"):
+            await value(session, "reap", quantity=7)
+
+    sessions = [await connect() for _ in range(10)]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(work, sessions[:6]), *map(reap, sessions[6:]))
+    found = await connection.fetch(
+        "select message_id, array_agg(number order by lock_token) as numbers, "
+        "count(*) filter (where retry_at is null) as last, array_agg(distinct status::text) as how "
+        "from messages.attempt group by message_id order by message_id"
+    )
+    assert [row["message_id"] for row in found] == ids
+    assert {tuple(row["numbers"]) for row in found} == {(1, 2, 3, 4, 5, 6)}
+    assert {row["last"] for row in found} == {1}
+    assert {status for row in found for status in row["how"]} == {"failed", "lock_expired"}
+    assert await deadlocks(connection) == 0

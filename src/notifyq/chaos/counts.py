@@ -13,7 +13,9 @@ _COUNTS = """
 select c.archived, c.ids, c.beyond, l.live, l.both, c.ids + l.live - l.both as messages
 from (
   select count(*) as archived, count(distinct a.id) as ids,
-    count(*) filter (where a.attempts > q.max_attempts) as beyond
+    count(*) filter (
+      where a.attempts > coalesce(a.max_attempts, q.max_attempts)
+    ) as beyond
   from messages.message_archive as a
   join messages.queue as q on q.name = a.queue
 ) as c,
