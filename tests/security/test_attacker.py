@@ -82,8 +82,8 @@ RULE = [
     "execute function suppress_redundant_updates_trigger()",
     "create or replace function messages._bound() returns trigger language plpgsql "
     "as 'begin return new; end'",
-    "alter function messages.publish(text, jsonb, integer, interval, timestamptz, text, jsonb, "
-    "text) set search_path = pg_temp",
+    "alter function messages.finish(bigint, bigint, messages.message_status, text, jsonb) "
+    "set search_path = pg_temp",
     "comment on schema messages is 'mine'",
     "set session_replication_role = replica",
     "set role notifyq_owner",
