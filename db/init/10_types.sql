@@ -29,7 +29,19 @@ begin
       backoff_max interval,
       bell text,
       retention interval,
-      max_bytes integer
+      max_bytes integer,
+      concurrency integer,
+      key_concurrency integer,
+      rate integer,
+      rate_period interval,
+      rate_burst integer,
+      key_rate integer,
+      key_rate_period interval,
+      key_rate_burst integer,
+      ordered boolean,
+      fair boolean,
+      capacity integer,
+      overflow text
     );
   end if;
   if to_regtype('messages.summary_report') is null then

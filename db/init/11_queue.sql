@@ -15,6 +15,22 @@ create table if not exists messages.queue (
   paused boolean not null default false,
   retention interval not null default interval '30 days',
   max_bytes integer not null default 1048576,
+  concurrency integer,
+  key_concurrency integer,
+  rate integer,
+  rate_period interval not null default '1 second',
+  rate_burst integer,
+  key_rate integer,
+  key_rate_period interval not null default '1 second',
+  key_rate_burst integer,
+  ordered boolean not null default false,
+  fair boolean not null default false,
+  capacity integer,
+  overflow text not null default 'reject',
+  is_limited boolean not null generated always as (
+    concurrency is not null or key_concurrency is not null or rate is not null
+    or key_rate is not null or ordered or fair
+  ) stored,
   constraint queue_name_pk primary key (name),
   -- A bell's payload is `<queue>:<ids>` in less than 8000 bytes; bytes count, not characters.
   constraint queue_name_ck check (
@@ -27,7 +43,15 @@ create table if not exists messages.queue (
   constraint queue_backoff_ck check (backoff >= interval '0' and backoff_max >= backoff),
   constraint queue_bell_ck check (bell in ('auto', 'always', 'off')),
   constraint queue_retention_ck check (retention > interval '0'),
-  constraint queue_max_bytes_ck check (max_bytes between 4096 and 268435456)
+  constraint queue_max_bytes_ck check (max_bytes between 4096 and 268435456),
+  constraint queue_limits_ck check (
+    concurrency > 0 and key_concurrency > 0 and rate > 0 and rate_burst > 0 and key_rate > 0
+    and key_rate_burst > 0 and capacity > 0
+  ),
+  constraint queue_rate_period_ck check (
+    rate_period > interval '0' and key_rate_period > interval '0'
+  ),
+  constraint queue_overflow_ck check (overflow in ('reject', 'drop_oldest'))
 );
 
 comment on table messages.queue is 'Registry of queues; change it through the queue functions.';
@@ -49,6 +73,29 @@ comment on column messages.queue.retention is
   'How long archived messages are kept. Whole days are dropped, by the longest of all queues.';
 comment on column messages.queue.max_bytes is
   'Most bytes of a message and its headers together, as JSON text.';
+comment on column messages.queue.concurrency is
+  'Most messages of the queue that are locked at a time, in the whole fleet; null: no limit.';
+comment on column messages.queue.key_concurrency is
+  'Most messages of one key that are locked at a time; null: no limit.';
+comment on column messages.queue.rate is
+  'Most messages handed out in each rate_period, in the whole fleet; null: no limit.';
+comment on column messages.queue.rate_period is 'The time that rate is for.';
+comment on column messages.queue.rate_burst is
+  'Most messages handed out at once after a lull; null: a tenth of a second''s worth, at least 1.';
+comment on column messages.queue.key_rate is
+  'Most messages of one key handed out in each key_rate_period; null: no limit.';
+comment on column messages.queue.key_rate_period is 'The time that key_rate is for.';
+comment on column messages.queue.key_rate_burst is 'As rate_burst, for each key.';
+comment on column messages.queue.ordered is
+  'Whether a message waits until all earlier ones of its key are archived.';
+comment on column messages.queue.fair is
+  'Whether keys have equal shares, or those of messages.share, whatever waits of each.';
+comment on column messages.queue.capacity is
+  'Most messages that wait or are scheduled; null: no limit.';
+comment on column messages.queue.overflow is
+  'What happens beyond capacity. reject: publishing fails; drop_oldest: the oldest of the lowest '
+  'priority are archived as rejected.';
+comment on column messages.queue.is_limited is 'Whether claims must go by limits, order or shares.';
 
 insert into messages.queue (name)
 values ('default')

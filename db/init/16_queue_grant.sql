@@ -1,6 +1,8 @@
--- Queue grant: which roles may use a queue that is not open to all publishers and workers.
+-- Queue grant and flow: who may use a queue, and what is kept for one that has limits or order.
 --
--- owns:    messages.queue_grant
+-- owns:    messages.queue_grant, messages.flow, messages.flow_state, messages.flow_key,
+--          messages.flow_room, messages.share; indexes message_key_waiting_idx and message_key_idx
+--          of messages.message
 -- writes:  nothing
 -- raises:  nothing
 
@@ -25,3 +27,104 @@ comment on column messages.queue_grant.granted_at is 'When it was granted, or la
 comment on column messages.queue_grant.may_publish is 'Whether it may put messages in.';
 comment on column messages.queue_grant.may_consume is
   'Whether it may claim, take and settle messages.';
+
+-- Its rows are locks: whoever hands out or publishes what is limited holds one to the end of the
+-- transaction. They hardly ever change, so that they are found at once whatever vacuum is held by.
+create table if not exists messages.flow (
+  queue text not null,
+  part text not null,
+  is_held boolean not null default false,
+  held_at timestamptz,
+  constraint flow_queue_part_pk primary key (queue, part),
+  constraint flow_part_ck check (part in ('claim', 'publish'))
+);
+
+comment on table messages.flow is
+  'One row for each queue with limits and each end of it: taken by one transaction at a time.';
+comment on column messages.flow.queue is 'Name of the queue.';
+comment on column messages.flow.part is
+  'claim: of those who hand out; publish: of those who fill a queue that has a capacity.';
+comment on column messages.flow.is_held is
+  'Whether something waits for a limit, so that whoever ends a lock rings.';
+comment on column messages.flow.held_at is 'When that was so last.';
+
+-- In the three tables below a change raises the number, and the largest is read: while vacuum is
+-- held up old versions gather, and they lie behind the present one.
+create table if not exists messages.flow_state (
+  queue text not null,
+  number bigint not null,
+  turn double precision not null default 0,
+  natural_look integer not null default 10000,
+  paid_at timestamptz not null default '-infinity',
+  counted_at timestamptz not null default '-infinity',
+  after_key text not null default '',
+  running bigint[] not null default '{}',
+  constraint flow_state_queue_number_pk primary key (queue, number)
+);
+
+comment on table messages.flow_state is 'What the claims of a queue with limits leave to the next.';
+comment on column messages.flow_state.queue is 'Name of the queue.';
+comment on column messages.flow_state.number is 'Rises with every change.';
+comment on column messages.flow_state.turn is
+  'How far the shares are: what a key without a turn of its own begins with.';
+comment on column messages.flow_state.natural_look is
+  'How many messages to look at in their order before the keys are gone through.';
+comment on column messages.flow_state.paid_at is 'When the bucket of the rate is full again.';
+comment on column messages.flow_state.counted_at is 'When all locked messages were counted last.';
+comment on column messages.flow_state.after_key is 'The key behind which the next look begins.';
+comment on column messages.flow_state.running is
+  'Ids that were handed out; those of them that are locked still are what the limits count.';
+
+create table if not exists messages.flow_key (
+  queue text not null,
+  key text not null,
+  number bigint not null,
+  turn double precision not null,
+  paid_at timestamptz not null,
+  constraint flow_key_queue_key_number_pk primary key (queue, key, number)
+);
+
+comment on table messages.flow_key is
+  'How far a key is ahead of the shares or of its rate; it goes when it is neither.';
+comment on column messages.flow_key.queue is 'Name of the queue.';
+comment on column messages.flow_key.key is 'The key of messages.';
+comment on column messages.flow_key.number is 'Rises with every change.';
+comment on column messages.flow_key.turn is 'Messages handed out, by weight.';
+comment on column messages.flow_key.paid_at is 'When the bucket of the rate is full again.';
+
+create table if not exists messages.flow_room (
+  queue text not null,
+  number bigint not null,
+  room bigint not null,
+  constraint flow_room_queue_number_pk primary key (queue, number)
+);
+
+comment on table messages.flow_room is
+  'How many messages may surely be published before those that are there are counted again.';
+
+comment on column messages.flow_room.queue is 'Name of the queue.';
+comment on column messages.flow_room.number is 'Rises with every change.';
+comment on column messages.flow_room.room is
+  'Messages; what was promised to a transaction is taken off already.';
+
+create table if not exists messages.share (
+  queue text not null,
+  key text not null,
+  weight double precision not null,
+  constraint share_queue_key_pk primary key (queue, key),
+  constraint share_weight_ck check (weight between 0.001 and 1000000)
+);
+
+comment on table messages.share is
+  'Keys of a fair queue that get more or less than others, which have the weight 1.';
+
+comment on column messages.share.queue is 'Name of the queue.';
+comment on column messages.share.key is 'The key of messages.';
+comment on column messages.share.weight is 'How many times as many as without it.';
+
+-- Messages without a key are in neither.
+create index if not exists message_key_waiting_idx
+  on messages.message (queue, key, priority desc, id)
+  where state = 'waiting' and key is not null;
+create index if not exists message_key_idx
+  on messages.message (queue, key, id) where key is not null;

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive (_archive); notifies finished_message
--- calls:   messages._notify, messages._compact
+-- calls:   messages._notify, messages._compact, messages._held_queues, messages._ring_freed
 -- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace function messages._queue(name text)
@@ -124,7 +124,11 @@ declare
   v_done bigint[];
   v_awaited bigint[];
   v_queues text[];
+  v_held text[];
 begin
+  if exists (select from messages.flow as f where f.is_held) then
+    v_held := messages._held_queues(_archive.ids);
+  end if;
   with ending as (
     -- Somebody may name a message twice.
     select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.status, u.details, u.result
@@ -167,6 +171,9 @@ begin
     perform messages._notify('finished_message', u.queue, messages._compact(array_agg(u.id)))
     from unnest(v_awaited, v_queues) as u (id, queue)
     group by u.queue;
+  end if;
+  if v_held <> '{}' then
+    perform messages._ring_freed(v_held, _archive.ids);
   end if;
   return query select u.id from unnest(v_done) as u (id);
 end;

@@ -3,9 +3,9 @@
 -- owns:    nothing
 -- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts,
 --          handler_attempts)
--- calls:   messages._queue, messages._look, messages._busy_queues, messages._check_quantity,
---          messages._check_positive, messages._consents, messages._barred_queues,
---          messages._check_limits
+-- calls:   messages._queue, messages._look, messages._enter, messages._look_flow,
+--          messages._busy_queues, messages._check_quantity, messages._check_positive,
+--          messages._consents, messages._barred_queues, messages._check_limits, messages._invalid
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 -- Scheduled messages that are due become waiting ones, up to quantity of them. They wait in an
@@ -66,6 +66,7 @@ as $$
 declare
   v_names text[] := claim.queues;
   v_queue messages.queue;
+  v_entered text[];
   v_left integer := claim.quantity;
   v_ids bigint[];
   v_now timestamptz;
@@ -95,7 +96,16 @@ begin
       )
     order by array_position(claim.queues, q.name), q.name
   loop
-    v_ids := messages._look(v_queue.name, v_left, claim.filter, claim.thorough);
+    if v_queue.is_limited then
+      v_entered := coalesce(
+        v_entered,
+        messages._enter(coalesce(v_names, array(select a.name from messages.queue as a)))
+      );
+      continue when v_queue.name <> all (v_entered);
+      v_ids := messages._look_flow(v_queue, v_left, claim.filter, claim.thorough);
+    else
+      v_ids := messages._look(v_queue.name, v_left, claim.filter, claim.thorough);
+    end if;
     continue when v_ids = '{}';
     v_now := clock_timestamp();
     return query
@@ -129,8 +139,9 @@ comment on function messages.claim(
   'come in before it a second later, or ten times as much later as a look at everything takes; '
   'thorough looks at everything now. max_attempts has for each of queues how many '
   'attempts the worker''s handler allows, null: what the queue says; a message''s own number goes '
-  'before both. Raises NQ001 for an unknown queue, and NQ007 for one from '
-  'which the caller may not consume; with null those are left out.';
+  'before both. From a queue with limits it hands out what they leave, and waits for half a second '
+  'at most for other claims of that queue. Raises NQ001 for an unknown queue, and NQ007 for one '
+  'from which the caller may not consume; with null those are left out.';
 
 create or replace function messages.claim_id(
   id bigint,
@@ -146,8 +157,22 @@ as $$
 declare
   v_now timestamptz := clock_timestamp();
   v_barred text[] := messages._barred_queues();
+  v_limited text := (
+    select q.name
+    from messages.message as m
+    join messages.queue as q on q.name = m.queue
+    where m.id = claim_id.id
+      and q.is_limited
+      and m.queue <> all (v_barred)
+  );
 begin
   perform messages._check_positive('lock_timeout', claim_id.lock_timeout);
+  if v_limited is not null then
+    perform messages._invalid(
+      format('queue %L has limits, so its messages are not claimed by id', v_limited),
+      'claim from the queue'
+    );
+  end if;
   return query
   with picked as materialized (
     select m.id, q.lock_timeout
@@ -175,4 +200,5 @@ end;
 $$;
 comment on function messages.claim_id(bigint, interval, text) is
   'Lock the message with this id and return it; no row if it is locked, not yet due, finished, '
-  'its queue is paused, or the caller may not consume from it. For tools: workers claim by queue.';
+  'its queue is paused, or the caller may not consume from it. For tools: workers claim by queue. '
+  'Raises NQ003 for a message of a queue with limits, an order or shares.';

@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.message
--- calls:   messages._ring, messages._compact, messages._check_positive, messages._screen
+-- calls:   messages._ring, messages._compact, messages._check_positive, messages._screen,
+--          messages._held_queues, messages._ring_freed
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.extend_many(
@@ -112,6 +113,11 @@ begin
   join messages.queue as q on q.name = f.queue
   where f.state = 'waiting'
   group by q;
+  if release_many.delay > interval '0' and exists (
+    select from messages.flow as f where f.is_held
+  ) then
+    perform messages._ring_freed(messages._held_queues(ids), ids);
+  end if;
   return query select f.id from unnest(v_freed) as f order by f.id;
 end;
 $$;

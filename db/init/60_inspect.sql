@@ -29,7 +29,9 @@ begin
   )
   select q.name, q.paused, coalesce(c.waiting, 0), coalesce(c.scheduled, 0),
     coalesce(c.locked, 0), coalesce(c.expired, 0), c.oldest_waiting_at,
-    q.lock_timeout, q.max_attempts, q.backoff, q.backoff_max, q.bell, q.retention, q.max_bytes
+    q.lock_timeout, q.max_attempts, q.backoff, q.backoff_max, q.bell, q.retention, q.max_bytes,
+    q.concurrency, q.key_concurrency, q.rate, q.rate_period, q.rate_burst, q.key_rate,
+    q.key_rate_period, q.key_rate_burst, q.ordered, q.fair, q.capacity, q.overflow
   from messages.queue as q
   left join counted as c on c.queue = q.name
   where queue_info.queue is null or q.name = queue_info.queue

@@ -34,10 +34,19 @@ begin
           and g.tgname = 'admit' and g.tgenabled = 'O'
       )
     union all
+    select 'trigger capacity, as queues have one'
+    where exists (select from messages.queue as q where q.capacity is not null)
+      and not exists (
+        select from pg_trigger as g
+        where g.tgrelid = to_regclass('messages.message')
+          and g.tgname = 'capacity' and g.tgenabled = 'O'
+      )
+    union all
     select 'index ' || i.name
     from (
       values ('message_waiting_idx'), ('message_scheduled_idx'), ('message_locked_idx'),
-        ('message_dedup_key_uq'), ('message_archive_xid_idx'), ('redrive_archive_id_pk')
+        ('message_dedup_key_uq'), ('message_key_waiting_idx'), ('message_key_idx'),
+        ('message_archive_xid_idx'), ('redrive_archive_id_pk')
     ) as i (name)
     where not exists (
       select from pg_index as x

@@ -2,45 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.queue
--- calls:   messages._queue, messages._check_positive, messages._invalid
--- raises:  NQ001 queue not found, NQ003 invalid argument
-
-create or replace function messages._check_policy(queue messages.queue)
-  returns void
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-begin
-  if octet_length(queue.name) not between 1 and 200
-    or queue.name ~ '[:[:cntrl:]]'
-    or queue.name <> btrim(queue.name)
-  then
-    perform messages._invalid(
-      format('%L cannot be the name of a queue', queue.name),
-      'a name has 1 to 200 bytes, no colon, no control character and no blank at its ends'
-    );
-  end if;
-  perform messages._check_positive('lock_timeout', queue.lock_timeout);
-  perform messages._check_positive('retention', queue.retention);
-  if queue.max_attempts not between 1 and 1000 then
-    perform messages._invalid(
-      format('max_attempts must be between 1 and 1000, not %s', queue.max_attempts)
-    );
-  end if;
-  if queue.backoff < interval '0' or queue.backoff_max < queue.backoff then
-    perform messages._invalid('backoff must not be negative, nor longer than backoff_max');
-  end if;
-  if queue.max_bytes not between 4096 and 268435456 then
-    perform messages._invalid(
-      format('max_bytes must be between 4096 and 268435456, not %s', queue.max_bytes)
-    );
-  end if;
-  if queue.bell not in ('auto', 'always', 'off') then
-    perform messages._invalid(format('bell must be auto, always or off, not %s', queue.bell));
-  end if;
-end;
-$$;
+-- calls:   messages._queue, messages._check_policy, messages._keep_flow, messages._invalid
+-- raises:  NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
 
 create or replace function messages.create_queue(
   name text,
@@ -50,7 +13,19 @@ create or replace function messages.create_queue(
   backoff_max interval default null,
   bell text default 'auto',
   retention interval default interval '30 days',
-  max_bytes integer default 1048576
+  max_bytes integer default 1048576,
+  concurrency integer default null,
+  key_concurrency integer default null,
+  rate integer default null,
+  rate_period interval default null,
+  rate_burst integer default null,
+  key_rate integer default null,
+  key_rate_period interval default null,
+  key_rate_burst integer default null,
+  ordered boolean default null,
+  fair boolean default null,
+  capacity integer default null,
+  overflow text default null
 )
   returns boolean
   language plpgsql
@@ -73,27 +48,55 @@ begin
   v_queue.paused := false;
   v_queue.retention := coalesce(retention, interval '30 days');
   v_queue.max_bytes := coalesce(max_bytes, 1048576);
+  v_queue.concurrency := nullif(concurrency, 0);
+  v_queue.key_concurrency := nullif(key_concurrency, 0);
+  v_queue.rate := nullif(rate, 0);
+  v_queue.rate_period := coalesce(rate_period, interval '1 second');
+  v_queue.rate_burst := nullif(rate_burst, 0);
+  v_queue.key_rate := nullif(key_rate, 0);
+  v_queue.key_rate_period := coalesce(key_rate_period, interval '1 second');
+  v_queue.key_rate_burst := nullif(key_rate_burst, 0);
+  v_queue.ordered := coalesce(ordered, false);
+  v_queue.fair := coalesce(fair, false);
+  v_queue.capacity := nullif(capacity, 0);
+  v_queue.overflow := coalesce(overflow, 'reject');
   perform messages._check_policy(v_queue);
   insert into messages.queue (
     name, created_at, lock_timeout, max_attempts, backoff, backoff_max, bell, paused, retention,
-    max_bytes
+    max_bytes, concurrency, key_concurrency, rate, rate_period, rate_burst, key_rate,
+    key_rate_period, key_rate_burst, ordered, fair, capacity, overflow
   )
   values (
     v_queue.name, v_queue.created_at, v_queue.lock_timeout, v_queue.max_attempts, v_queue.backoff,
-    v_queue.backoff_max, v_queue.bell, v_queue.paused, v_queue.retention, v_queue.max_bytes
+    v_queue.backoff_max, v_queue.bell, v_queue.paused, v_queue.retention, v_queue.max_bytes,
+    v_queue.concurrency, v_queue.key_concurrency, v_queue.rate, v_queue.rate_period,
+    v_queue.rate_burst, v_queue.key_rate, v_queue.key_rate_period, v_queue.key_rate_burst,
+    v_queue.ordered, v_queue.fair, v_queue.capacity, v_queue.overflow
   )
-  on conflict on constraint queue_name_pk do nothing;
-  return found;
+  on conflict on constraint queue_name_pk do nothing
+  returning * into v_queue;
+  if not found then
+    return false;
+  end if;
+  perform messages._keep_flow(v_queue);
+  return true;
 end;
 $$;
 comment on function messages.create_queue(
-  text, interval, integer, interval, interval, text, interval, integer
+  text, interval, integer, interval, interval, text, interval, integer, integer, integer, integer,
+  interval, integer, integer, interval, integer, boolean, boolean, integer, text
 ) is
   'Create a queue with its policy; null means the default. False: it existed, and nothing changed. '
   'lock_timeout: how long a claim holds a message. max_attempts: claims that a message may use up. '
   'backoff: delay before the second attempt, doubling up to backoff_max. bell: auto, '
   'always or off. retention: how long the archive keeps its messages. max_bytes: most that a '
-  'message and its headers may have, as JSON text.';
+  'message and its headers may have, as JSON text. concurrency: most that are locked at a time, '
+  'key_concurrency: of one key; rate: most handed out in each rate_period, rate_burst: at once '
+  '(null: a tenth of a second''s worth), key_rate, key_rate_period, key_rate_burst: of one key; '
+  'ordered: a message waits until all earlier ones of its key are archived; fair: keys have equal '
+  'shares, or those of set_share(); capacity: most that wait or are scheduled; overflow: beyond '
+  'that reject makes publishing fail, drop_oldest archives the oldest as rejected. Without a limit '
+  '(null) there is none.';
 
 create or replace function messages.alter_queue(
   name text,
@@ -103,7 +106,19 @@ create or replace function messages.alter_queue(
   backoff_max interval default null,
   bell text default null,
   retention interval default null,
-  max_bytes integer default null
+  max_bytes integer default null,
+  concurrency integer default null,
+  key_concurrency integer default null,
+  rate integer default null,
+  rate_period interval default null,
+  rate_burst integer default null,
+  key_rate integer default null,
+  key_rate_period interval default null,
+  key_rate_burst integer default null,
+  ordered boolean default null,
+  fair boolean default null,
+  capacity integer default null,
+  overflow text default null
 )
   returns messages.queue
   language plpgsql
@@ -120,6 +135,19 @@ begin
   v_queue.bell := coalesce(bell, v_queue.bell);
   v_queue.retention := coalesce(retention, v_queue.retention);
   v_queue.max_bytes := coalesce(max_bytes, v_queue.max_bytes);
+  -- No limit is null there, and null is "as it is" here: so 0 takes one away.
+  v_queue.concurrency := nullif(coalesce(concurrency, v_queue.concurrency), 0);
+  v_queue.key_concurrency := nullif(coalesce(key_concurrency, v_queue.key_concurrency), 0);
+  v_queue.rate := nullif(coalesce(rate, v_queue.rate), 0);
+  v_queue.rate_period := coalesce(rate_period, v_queue.rate_period);
+  v_queue.rate_burst := nullif(coalesce(rate_burst, v_queue.rate_burst), 0);
+  v_queue.key_rate := nullif(coalesce(key_rate, v_queue.key_rate), 0);
+  v_queue.key_rate_period := coalesce(key_rate_period, v_queue.key_rate_period);
+  v_queue.key_rate_burst := nullif(coalesce(key_rate_burst, v_queue.key_rate_burst), 0);
+  v_queue.ordered := coalesce(ordered, v_queue.ordered);
+  v_queue.fair := coalesce(fair, v_queue.fair);
+  v_queue.capacity := nullif(coalesce(capacity, v_queue.capacity), 0);
+  v_queue.overflow := coalesce(overflow, v_queue.overflow);
   perform messages._check_policy(v_queue);
   update messages.queue as q
   set lock_timeout = v_queue.lock_timeout,
@@ -128,13 +156,30 @@ begin
     backoff_max = v_queue.backoff_max,
     bell = v_queue.bell,
     retention = v_queue.retention,
-    max_bytes = v_queue.max_bytes
-  where q.name = v_queue.name;
+    max_bytes = v_queue.max_bytes,
+    concurrency = v_queue.concurrency,
+    key_concurrency = v_queue.key_concurrency,
+    rate = v_queue.rate,
+    rate_period = v_queue.rate_period,
+    rate_burst = v_queue.rate_burst,
+    key_rate = v_queue.key_rate,
+    key_rate_period = v_queue.key_rate_period,
+    key_rate_burst = v_queue.key_rate_burst,
+    ordered = v_queue.ordered,
+    fair = v_queue.fair,
+    capacity = v_queue.capacity,
+    overflow = v_queue.overflow
+  where q.name = v_queue.name
+  returning * into v_queue;
+  perform messages._keep_flow(v_queue);
   return v_queue;
 end;
 $$;
 comment on function messages.alter_queue(
-  text, interval, integer, interval, interval, text, interval, integer
+  text, interval, integer, interval, interval, text, interval, integer, integer, integer, integer,
+  interval, integer, integer, interval, integer, boolean, boolean, integer, text
 ) is
-  'Change the policy of a queue; null leaves a value as it is. Live messages follow the new policy '
-  'from their next claim or settlement on. Returns the queue. Raises NQ001 for an unknown queue.';
+  'Change the policy of a queue, see create_queue(); null leaves a value as it is, and 0 takes a '
+  'limit away. Live messages follow the new policy from their next claim or settlement on. Returns '
+  'the queue. Raises NQ001 for an unknown queue, and NQ009 where transactions that publish stay '
+  'open while it gets its first capacity or loses it.';

@@ -52,6 +52,11 @@ begin
   get diagnostics v_dropped = row_count;
   delete from messages.dedup as d where d.queue = v_queue.name;
   delete from messages.queue_grant as g where g.queue = v_queue.name;
+  delete from messages.flow as f where f.queue = v_queue.name;
+  delete from messages.flow_state as s where s.queue = v_queue.name;
+  delete from messages.flow_key as k where k.queue = v_queue.name;
+  delete from messages.flow_room as r where r.queue = v_queue.name;
+  delete from messages.share as s where s.queue = v_queue.name;
   delete from messages.queue as q where q.name = v_queue.name;
   return v_dropped;
 exception

@@ -143,6 +143,7 @@ begin
     messages.unwatch(text[], integer[], integer),
     messages.next_due(text[]),
     messages.summon(text[], boolean),
+    messages.token_in(text[]),
     messages.reap(integer),
     messages.stage_due(integer),
     messages.renotify(),
@@ -176,8 +177,15 @@ begin
     to notifyq_reader, notifyq_admin;
 
   grant execute on function
-    messages.create_queue(text, interval, integer, interval, interval, text, interval, integer),
-    messages.alter_queue(text, interval, integer, interval, interval, text, interval, integer),
+    messages.create_queue(
+      text, interval, integer, interval, interval, text, interval, integer, integer, integer,
+      integer, interval, integer, integer, interval, integer, boolean, boolean, integer, text
+    ),
+    messages.alter_queue(
+      text, interval, integer, interval, interval, text, interval, integer, integer, integer,
+      integer, interval, integer, integer, interval, integer, boolean, boolean, integer, text
+    ),
+    messages.set_share(text, text, double precision),
     messages.grant_queue(text, text, boolean, boolean),
     messages.revoke_queue(text, text),
     messages.drop_queue(text, boolean),

@@ -2,7 +2,7 @@
 -- breaking: no
 -- needs: owner
 --
--- owns:    the tables attempt, relay_receipt, schedule and dedup of schema messages
+-- owns:    the tables attempt, relay_receipt, schedule, dedup, share and flow* of schema messages
 -- writes:  nothing
 -- calls:   nothing
 -- raises:  nothing
@@ -133,6 +133,173 @@ comment on column messages.relay_receipt.place is 'Which one it was there.';
 comment on column messages.relay_receipt.received_at is 'When it was received.';
 comment on column messages.relay_receipt.message_id is 'The message that it was published as.';
 
+-- Limits, order and shares of a queue.
+alter table messages.queue
+  add column concurrency integer,
+  add column key_concurrency integer,
+  add column rate integer,
+  add column rate_period interval not null default '1 second',
+  add column rate_burst integer,
+  add column key_rate integer,
+  add column key_rate_period interval not null default '1 second',
+  add column key_rate_burst integer,
+  add column ordered boolean not null default false,
+  add column fair boolean not null default false,
+  add column capacity integer,
+  add column overflow text not null default 'reject';
+alter table messages.queue
+  add column is_limited boolean not null generated always as (
+    concurrency is not null or key_concurrency is not null or rate is not null
+    or key_rate is not null or ordered or fair
+  ) stored,
+  add constraint queue_limits_ck check (
+    concurrency > 0 and key_concurrency > 0 and rate > 0 and rate_burst > 0 and key_rate > 0
+    and key_rate_burst > 0 and capacity > 0
+  ),
+  add constraint queue_rate_period_ck check (
+    rate_period > interval '0' and key_rate_period > interval '0'
+  ),
+  add constraint queue_overflow_ck check (overflow in ('reject', 'drop_oldest'));
+
+comment on column messages.queue.concurrency is
+  'Most messages of the queue that are locked at a time, in the whole fleet; null: no limit.';
+comment on column messages.queue.key_concurrency is
+  'Most messages of one key that are locked at a time; null: no limit.';
+comment on column messages.queue.rate is
+  'Most messages handed out in each rate_period, in the whole fleet; null: no limit.';
+comment on column messages.queue.rate_period is 'The time that rate is for.';
+comment on column messages.queue.rate_burst is
+  'Most messages handed out at once after a lull; null: a tenth of a second''s worth, at least 1.';
+comment on column messages.queue.key_rate is
+  'Most messages of one key handed out in each key_rate_period; null: no limit.';
+comment on column messages.queue.key_rate_period is 'The time that key_rate is for.';
+comment on column messages.queue.key_rate_burst is 'As rate_burst, for each key.';
+comment on column messages.queue.ordered is
+  'Whether a message waits until all earlier ones of its key are archived.';
+comment on column messages.queue.fair is
+  'Whether keys have equal shares, or those of messages.share, whatever waits of each.';
+comment on column messages.queue.capacity is
+  'Most messages that wait or are scheduled; null: no limit.';
+comment on column messages.queue.overflow is
+  'What happens beyond capacity. reject: publishing fails; drop_oldest: the oldest of the lowest '
+  'priority are archived as rejected.';
+comment on column messages.queue.is_limited is 'Whether claims must go by limits, order or shares.';
+
+-- Its rows are locks: whoever hands out or publishes what is limited holds one to the end of the
+-- transaction. They hardly ever change, so that they are found at once whatever vacuum is held by.
+create table messages.flow (
+  queue text not null,
+  part text not null,
+  is_held boolean not null default false,
+  held_at timestamptz,
+  constraint flow_queue_part_pk primary key (queue, part),
+  constraint flow_part_ck check (part in ('claim', 'publish'))
+);
+
+comment on table messages.flow is
+  'One row for each queue with limits and each end of it: taken by one transaction at a time.';
+comment on column messages.flow.queue is 'Name of the queue.';
+comment on column messages.flow.part is
+  'claim: of those who hand out; publish: of those who fill a queue that has a capacity.';
+comment on column messages.flow.is_held is
+  'Whether something waits for a limit, so that whoever ends a lock rings.';
+comment on column messages.flow.held_at is 'When that was so last.';
+
+-- In the three tables below a change raises the number, and the largest is read: while vacuum is
+-- held up old versions gather, and they lie behind the present one.
+create table messages.flow_state (
+  queue text not null,
+  number bigint not null,
+  turn double precision not null default 0,
+  natural_look integer not null default 10000,
+  paid_at timestamptz not null default '-infinity',
+  counted_at timestamptz not null default '-infinity',
+  after_key text not null default '',
+  running bigint[] not null default '{}',
+  constraint flow_state_queue_number_pk primary key (queue, number)
+);
+
+comment on table messages.flow_state is 'What the claims of a queue with limits leave to the next.';
+comment on column messages.flow_state.queue is 'Name of the queue.';
+comment on column messages.flow_state.number is 'Rises with every change.';
+comment on column messages.flow_state.turn is
+  'How far the shares are: what a key without a turn of its own begins with.';
+comment on column messages.flow_state.natural_look is
+  'How many messages to look at in their order before the keys are gone through.';
+comment on column messages.flow_state.paid_at is 'When the bucket of the rate is full again.';
+comment on column messages.flow_state.counted_at is 'When all locked messages were counted last.';
+comment on column messages.flow_state.after_key is 'The key behind which the next look begins.';
+comment on column messages.flow_state.running is
+  'Ids that were handed out; those of them that are locked still are what the limits count.';
+
+create table messages.flow_key (
+  queue text not null,
+  key text not null,
+  number bigint not null,
+  turn double precision not null,
+  paid_at timestamptz not null,
+  constraint flow_key_queue_key_number_pk primary key (queue, key, number)
+);
+
+comment on table messages.flow_key is
+  'How far a key is ahead of the shares or of its rate; it goes when it is neither.';
+comment on column messages.flow_key.queue is 'Name of the queue.';
+comment on column messages.flow_key.key is 'The key of messages.';
+comment on column messages.flow_key.number is 'Rises with every change.';
+comment on column messages.flow_key.turn is 'Messages handed out, by weight.';
+comment on column messages.flow_key.paid_at is 'When the bucket of the rate is full again.';
+
+create table messages.flow_room (
+  queue text not null,
+  number bigint not null,
+  room bigint not null,
+  constraint flow_room_queue_number_pk primary key (queue, number)
+);
+
+comment on table messages.flow_room is
+  'How many messages may surely be published before those that are there are counted again.';
+
+comment on column messages.flow_room.queue is 'Name of the queue.';
+comment on column messages.flow_room.number is 'Rises with every change.';
+comment on column messages.flow_room.room is
+  'Messages; what was promised to a transaction is taken off already.';
+
+create table messages.share (
+  queue text not null,
+  key text not null,
+  weight double precision not null,
+  constraint share_queue_key_pk primary key (queue, key),
+  constraint share_weight_ck check (weight between 0.001 and 1000000)
+);
+
+comment on table messages.share is
+  'Keys of a fair queue that get more or less than others, which have the weight 1.';
+
+comment on column messages.share.queue is 'Name of the queue.';
+comment on column messages.share.key is 'The key of messages.';
+comment on column messages.share.weight is 'How many times as many as without it.';
+
+-- Messages without a key are in neither.
+create index message_key_waiting_idx
+  on messages.message (queue, key, priority desc, id)
+  where state = 'waiting' and key is not null;
+create index message_key_idx
+  on messages.message (queue, key, id) where key is not null;
+
+alter type messages.queue_report
+  add attribute concurrency integer,
+  add attribute key_concurrency integer,
+  add attribute rate integer,
+  add attribute rate_period interval,
+  add attribute rate_burst integer,
+  add attribute key_rate integer,
+  add attribute key_rate_period interval,
+  add attribute key_rate_burst integer,
+  add attribute ordered boolean,
+  add attribute fair boolean,
+  add attribute capacity integer,
+  add attribute overflow text;
+
 -- Beside the new ones, which have more arguments, each call would be ambiguous. Those that came
 -- after the version that is upgraded are not there.
 do $$
@@ -146,7 +313,9 @@ begin
       'messages.retry(bigint, bigint, interval, text, messages.message_status)',
       'messages._requeue(messages.message, messages.queue, interval, text)',
       'messages._make_partition(date)',
-      'messages._partition_name(date)'
+      'messages._partition_name(date)',
+      'messages.create_queue(text,interval,integer,interval,interval,text,interval,integer)',
+      'messages.alter_queue(text,interval,integer,interval,interval,text,interval,integer)'
     ]) as s (signature)
     where to_regprocedure(s.signature) is not null
   loop

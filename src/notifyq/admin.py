@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from notifyq import sql
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Policy of a queue; None is the default when it is created, "as it is" when it is altered."""
+    """Policy of a queue; None is the default when it is created, "as it is" when it is altered.
+
+    For limits, from `concurrency` on, 0 is "none": that takes one away.
+    """
 
     lock_timeout: timedelta | None = None
     max_attempts: int | None = None
@@ -27,18 +30,22 @@ class Policy:
     bell: str | None = None
     retention: timedelta | None = None
     max_bytes: int | None = None
+    concurrency: int | None = None
+    key_concurrency: int | None = None
+    rate: int | None = None
+    rate_period: timedelta | None = None
+    rate_burst: int | None = None
+    key_rate: int | None = None
+    key_rate_period: timedelta | None = None
+    key_rate_burst: int | None = None
+    ordered: bool | None = None
+    fair: bool | None = None
+    capacity: int | None = None
+    overflow: str | None = None
 
     def args(self) -> tuple[object, ...]:
         """The values in the order of the SQL functions."""
-        return (
-            self.lock_timeout,
-            self.max_attempts,
-            self.backoff,
-            self.backoff_max,
-            self.bell,
-            self.retention,
-            self.max_bytes,
-        )
+        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 def check_versions(installed: int, serves: int) -> None:

@@ -8,9 +8,12 @@ more. Of many idle workers only a few answer the bell for a single message.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from notifyq import sql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +41,10 @@ _RETRY_ATTEND, _RETRY_WATCH = 0.2, 1.0
 """Seconds before what was refused is tried again."""
 _NEVER = 60.0
 """Seconds to the next try where a publisher's transaction stays open."""
+_TOKENS_EVERY = 0.01
+"""Least time in seconds between two looks for what a rate lets through: it gathers meanwhile."""
+_NO_RATE = 5.0
+"""Seconds after which queues without a rate may have got one."""
 _MOST_QUEUES = 16
 """Session locks live in shared memory: a worker of a thousand queues must not take it all."""
 
@@ -68,6 +75,7 @@ class Attendance:
         self._crowded: set[str] = set()
         self._summoned: set[str] = set()
         self._watch_at = 0.0
+        self._ask_token_at = 0.0
         self._summon_at = 0.0
         self._full_since: float | None = None
         self._dry_looks = 0
@@ -134,6 +142,17 @@ class Attendance:
             await self._watch(now)
         seconds = await self._before_sleep()
         return seconds if seconds == _AT_ONCE else min(seconds, await self._until_due())
+
+    async def until_token(self) -> float:
+        """Seconds until a rate lets something through again, if one of the queues has a rate."""
+        now = time.monotonic()
+        if now < self._ask_token_at:
+            return math.inf
+        token_in = await self._promises.ask(sql.DRY_FOR, list(self._queues))
+        if token_in is None:
+            self._ask_token_at = now + _NO_RATE
+            return math.inf
+        return max(_TOKENS_EVERY, float(token_in.total_seconds()))
 
     async def close(self) -> None:
         """Take all promises back, and leave publishers that were silent to the other workers."""

@@ -24,6 +24,7 @@ NotifyqError
    ├─ QueueDeniedError       NQ007, also an AccessDeniedError
    ├─ MessageLimitError      NQ008
    ├─ QueueBusyError         NQ009
+   ├─ QueueFullError         NQ010
    ├─ ScheduleNotFoundError  NQ017
    ├─ OutdatedSchemaError    NQ901
    ├─ IncompleteInstallError NQ902
@@ -174,6 +175,12 @@ class QueueBusyError(DatabaseError):
     """Transactions that use the queue stay open, and the call has waited for them for long."""
 
     sqlstate = "NQ009"
+
+
+class QueueFullError(DatabaseError):
+    """As many messages wait in the queue as its capacity allows."""
+
+    sqlstate = "NQ010"
 
 
 class ScheduleNotFoundError(DatabaseError):

@@ -50,6 +50,7 @@ SETTLED = "select messages.settled(number => $1::text::xid8)"
 WATCH = "select messages.watch(queues => $1)"
 UNWATCH = "select messages.unwatch(queues => $1, held => $2)"
 NEXT_DUE = "select messages.next_due(queues => $1)"
+DRY_FOR = "select messages.token_in(queues => $1)"
 SUMMON = "select messages.summon(queues => $1, always => $2)"
 RELEASE_MANY = "select messages.release_many(ids => $1, lock_tokens => $2)"
 RELEASE_ORPHANS = "select messages.release_orphans(worker => $1, known => $2)"
@@ -59,12 +60,16 @@ CANCEL = "select messages.cancel(id => $1)"
 CREATE_QUEUE = """
 select messages.create_queue(
   name => $1, lock_timeout => $2, max_attempts => $3, backoff => $4, backoff_max => $5,
-  bell => $6, retention => $7, max_bytes => $8)
+  bell => $6, retention => $7, max_bytes => $8, concurrency => $9, key_concurrency => $10,
+  rate => $11, rate_period => $12, rate_burst => $13, key_rate => $14, key_rate_period => $15,
+  key_rate_burst => $16, ordered => $17, fair => $18, capacity => $19, overflow => $20)
 """
 ALTER_QUEUE = """
 select messages.alter_queue(
   name => $1, lock_timeout => $2, max_attempts => $3, backoff => $4, backoff_max => $5,
-  bell => $6, retention => $7, max_bytes => $8)
+  bell => $6, retention => $7, max_bytes => $8, concurrency => $9, key_concurrency => $10,
+  rate => $11, rate_period => $12, rate_burst => $13, key_rate => $14, key_rate_period => $15,
+  key_rate_burst => $16, ordered => $17, fair => $18, capacity => $19, overflow => $20)
 """
 DROP_QUEUE = "select messages.drop_queue(name => $1, force => $2)"
 PAUSE_QUEUE = "select messages.pause_queue(name => $1)"

@@ -191,6 +191,8 @@ class Worker:
             room = self._crew.room
             self._is_full = room <= 0
             seconds = await self._attendance.pause(room)
+            if seconds > 0 and room > 0:
+                seconds = min(seconds, await self._attendance.until_token())
             if seconds > 0 and not self._stops:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):

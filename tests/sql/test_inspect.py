@@ -39,6 +39,18 @@ async def test_queue_info_counts_messages_by_where_they_stand(connection: Connec
         "bell": "auto",
         "retention": timedelta(days=9),
         "max_bytes": 2**20,
+        "concurrency": None,
+        "key_concurrency": None,
+        "rate": None,
+        "rate_period": timedelta(seconds=1),
+        "rate_burst": None,
+        "key_rate": None,
+        "key_rate_period": timedelta(seconds=1),
+        "key_rate_burst": None,
+        "ordered": False,
+        "fair": False,
+        "capacity": None,
+        "overflow": "reject",
     }
     assert default["queue"] == "default"
     assert (default["waiting"], default["oldest_waiting_at"]) == (0, None)

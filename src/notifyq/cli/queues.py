@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
 from notifyq.admin import Admin, Policy
-from notifyq.cli.common import (
-    DsnOption,
-    JsonOption,
-    duration,
-    open_database,
-    out,
-    print_rows,
-    run,
+from notifyq.cli.common import DsnOption, JsonOption, open_database, out, print_rows, run
+from notifyq.cli.policy import (
+    AttemptsOption,
+    BackoffMaxOption,
+    BackoffOption,
+    BellOption,
+    CapacityOption,
+    ConcurrencyOption,
+    FairOption,
+    KeyConcurrencyOption,
+    KeyRateBurstOption,
+    KeyRateOption,
+    LockTimeoutOption,
+    MaxBytesOption,
+    OrderedOption,
+    OverflowOption,
+    RateBurstOption,
+    RateOption,
+    RetentionOption,
 )
 
 queues = typer.Typer(name="queues", help="List, create, change, pause and drop queues.")
@@ -27,35 +37,7 @@ _POLICY = ("lock_timeout", "max_attempts")
 _WIDE = 110
 
 
-class Bell(enum.StrEnum):
-    """Whether a message that is published rings."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    OFF = "off"
-
-
 NameArgument = Annotated[str, typer.Argument(help="Name of the queue.")]
-LockTimeoutOption = Annotated[
-    Any, typer.Option(parser=duration, metavar="DURATION", help="How long a claim holds a message.")
-]
-AttemptsOption = Annotated[
-    int | None, typer.Option(min=1, max=1000, help="Claims that a message may use up.")
-]
-BackoffOption = Annotated[
-    Any, typer.Option(parser=duration, metavar="DURATION", help="Delay before the second attempt.")
-]
-BackoffMaxOption = Annotated[
-    Any, typer.Option(parser=duration, metavar="DURATION", help="Longest delay between attempts.")
-]
-BellOption = Annotated[Bell | None, typer.Option(help="off: workers only poll.")]
-RetentionOption = Annotated[
-    Any, typer.Option(parser=duration, metavar="DURATION", help="How long the archive keeps them.")
-]
-MaxBytesOption = Annotated[
-    int | None,
-    typer.Option(min=4096, max=2**28, help="Most bytes of a message and its headers, as JSON."),
-]
 RoleArgument = Annotated[str, typer.Argument(help="Role of the database, and all of its members.")]
 
 
@@ -85,10 +67,20 @@ def create(
     bell: BellOption = None,
     retention: RetentionOption = None,
     max_bytes: MaxBytesOption = None,
+    concurrency: ConcurrencyOption = None,
+    key_concurrency: KeyConcurrencyOption = None,
+    rate: RateOption = None,
+    rate_burst: RateBurstOption = None,
+    key_rate: KeyRateOption = None,
+    key_rate_burst: KeyRateBurstOption = None,
+    ordered: OrderedOption = None,
+    fair: FairOption = None,
+    capacity: CapacityOption = None,
+    overflow: OverflowOption = None,
     dsn: DsnOption = None,
 ) -> None:
     """Create a queue; what is not given is the default."""
-    policy = _policy(lock_timeout, max_attempts, backoff, backoff_max, bell, retention, max_bytes)
+    policy = _policy(locals())
 
     async def create_queue() -> None:
         async with open_database(dsn) as database:
@@ -108,10 +100,20 @@ def alter(
     bell: BellOption = None,
     retention: RetentionOption = None,
     max_bytes: MaxBytesOption = None,
+    concurrency: ConcurrencyOption = None,
+    key_concurrency: KeyConcurrencyOption = None,
+    rate: RateOption = None,
+    rate_burst: RateBurstOption = None,
+    key_rate: KeyRateOption = None,
+    key_rate_burst: KeyRateBurstOption = None,
+    ordered: OrderedOption = None,
+    fair: FairOption = None,
+    capacity: CapacityOption = None,
+    overflow: OverflowOption = None,
     dsn: DsnOption = None,
 ) -> None:
     """Change the policy of a queue; what is not given stays as it is."""
-    policy = _policy(lock_timeout, max_attempts, backoff, backoff_max, bell, retention, max_bytes)
+    policy = _policy(locals())
 
     async def alter_queue() -> None:
         async with open_database(dsn) as database:
@@ -212,6 +214,9 @@ def grants(
     run(list_grants())
 
 
-def _policy(*values: Any) -> Policy:
-    names = [field.name for field in fields(Policy)]
-    return Policy(**dict(zip(names, values, strict=True)))
+def _policy(given: dict[str, Any]) -> Policy:
+    values: dict[str, Any] = {field.name: given.get(field.name) for field in fields(Policy)}
+    for name in ("rate", "key_rate"):
+        if (parsed := values[name]) is not None:
+            values[name], values[f"{name}_period"] = parsed
+    return Policy(**values)

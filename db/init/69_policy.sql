@@ -1,0 +1,103 @@
+-- Policy: what a queue may be like, and what is kept for one with limits.
+--
+-- owns:    nothing
+-- writes:  messages.flow, messages.flow_state, messages.flow_key, messages.flow_room
+-- calls:   messages._check_positive, messages._invalid, messages._arm_capacity,
+--          messages._ring_again
+-- raises:  NQ003 invalid argument, NQ009 open transactions
+
+create or replace function messages._check_policy(queue messages.queue)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if octet_length(queue.name) not between 1 and 200
+    or queue.name ~ '[:[:cntrl:]]'
+    or queue.name <> btrim(queue.name)
+  then
+    perform messages._invalid(
+      format('%L cannot be the name of a queue', queue.name),
+      'a name has 1 to 200 bytes, no colon, no control character and no blank at its ends'
+    );
+  end if;
+  perform messages._check_positive('lock_timeout', queue.lock_timeout);
+  perform messages._check_positive('retention', queue.retention);
+  if queue.max_attempts not between 1 and 1000 then
+    perform messages._invalid(
+      format('max_attempts must be between 1 and 1000, not %s', queue.max_attempts)
+    );
+  end if;
+  if queue.backoff < interval '0' or queue.backoff_max < queue.backoff then
+    perform messages._invalid('backoff must not be negative, nor longer than backoff_max');
+  end if;
+  if queue.max_bytes not between 4096 and 268435456 then
+    perform messages._invalid(
+      format('max_bytes must be between 4096 and 268435456, not %s', queue.max_bytes)
+    );
+  end if;
+  if queue.bell not in ('auto', 'always', 'off') then
+    perform messages._invalid(format('bell must be auto, always or off, not %s', queue.bell));
+  end if;
+  if least(
+    queue.concurrency, queue.key_concurrency, queue.rate, queue.rate_burst, queue.key_rate,
+    queue.key_rate_burst, queue.capacity
+  ) < 0 then
+    perform messages._invalid(
+      'concurrency, rates, bursts and capacity must not be negative', '0 stands for no limit'
+    );
+  end if;
+  perform messages._check_positive('rate_period', queue.rate_period);
+  perform messages._check_positive('key_rate_period', queue.key_rate_period);
+  if queue.overflow not in ('reject', 'drop_oldest') then
+    perform messages._invalid(
+      format('overflow must be reject or drop_oldest, not %s', queue.overflow)
+    );
+  end if;
+end;
+$$;
+
+-- What claims and publishers of a queue share is there while it has limits, and only then.
+create or replace function messages._keep_flow(queue messages.queue)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if queue.is_limited then
+    insert into messages.flow (queue, part) values (_keep_flow.queue.name, 'claim')
+    on conflict on constraint flow_queue_part_pk do nothing;
+    insert into messages.flow_state (queue, number)
+    select _keep_flow.queue.name, 0
+    where not exists (
+      select from messages.flow_state as s where s.queue = _keep_flow.queue.name
+    );
+  else
+    delete from messages.flow as f
+    where f.queue = _keep_flow.queue.name
+      and f.part = 'claim';
+    delete from messages.flow_state as s where s.queue = _keep_flow.queue.name;
+    delete from messages.flow_key as k where k.queue = _keep_flow.queue.name;
+  end if;
+  if queue.capacity is not null then
+    insert into messages.flow (queue, part) values (_keep_flow.queue.name, 'publish')
+    on conflict on constraint flow_queue_part_pk do nothing;
+    update messages.flow_room as r
+    set number = r.number + 1, room = 0
+    where r.queue = _keep_flow.queue.name;
+    if not found then
+      insert into messages.flow_room (queue, number, room) values (_keep_flow.queue.name, 0, 0);
+    end if;
+  else
+    delete from messages.flow as f
+    where f.queue = _keep_flow.queue.name
+      and f.part = 'publish';
+    delete from messages.flow_room as r where r.queue = _keep_flow.queue.name;
+  end if;
+  perform messages._arm_capacity();
+  -- What is in the way of a message now may not be so any more.
+  perform messages._ring_again(queue);
+end;
+$$;

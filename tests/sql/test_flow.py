@@ -1,0 +1,385 @@
+"""Limits of a queue: concurrency, rate, order, shares, one claimer after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from database import Connection, archived, expire, make_due, rows, value
+
+HOUR = timedelta(hours=1)
+
+
+async def limited(connection: Connection, **policy: Any) -> None:
+    await value(connection, "create_queue", name="q", max_attempts=5, **policy)
+
+
+async def put(connection: Connection, *keys: str | None, **options: Any) -> list[int]:
+    published = await rows(
+        connection, "publish_many", queue="q", messages=list(range(len(keys))), keys=keys, **options
+    )
+    return [row[0] for row in published]
+
+
+async def claim(connection: Connection, quantity: int = 100) -> list[asyncpg.Record]:
+    return await rows(connection, "claim", queues=["q"], quantity=quantity, worker="w")
+
+
+async def ids(connection: Connection, quantity: int = 100) -> list[int]:
+    return [row["id"] for row in await claim(connection, quantity)]
+
+
+async def finish(connection: Connection, *messages: asyncpg.Record) -> None:
+    done = await rows(
+        connection,
+        "finish_many",
+        ids=[it["id"] for it in messages],
+        lock_tokens=[it["lock_token"] for it in messages],
+        statuses=["success"] * len(messages),
+    )
+    assert len(done) == len(messages)
+
+
+async def test_no_more_are_locked_than_the_queue_allows(connection: Connection) -> None:
+    await limited(connection, concurrency=3)
+    published = await put(connection, *[None] * 10)
+    held = await claim(connection)
+    assert [it["id"] for it in held] == published[:3]
+    assert await claim(connection) == []
+    await finish(connection, held[0])
+    assert await ids(connection) == published[3:4]
+    assert await value(connection, "release", id=held[1]["id"], lock_token=1)
+    assert await ids(connection) == published[1:2]
+    retried = {"id": held[2]["id"], "lock_token": 1}
+    assert await value(connection, "retry", **retried)
+    assert await ids(connection) == published[4:5]
+
+
+async def test_an_expired_lock_counts_until_it_is_reaped(connection: Connection) -> None:
+    await limited(connection, concurrency=1)
+    first, second = await put(connection, None, None)
+    assert await ids(connection) == [first]
+    await expire(connection, first)
+    assert await claim(connection) == []
+    assert await value(connection, "reap") == 1
+    assert await ids(connection) == [second]
+
+
+async def test_what_was_locked_without_a_limit_counts(connection: Connection) -> None:
+    await limited(connection)
+    published = await put(connection, *[None] * 5)
+    held = await claim(connection, 3)
+    await value(connection, "alter_queue", name="q", concurrency=3)
+    assert await claim(connection) == []
+    await finish(connection, held[0])
+    assert await ids(connection) == published[3:4]
+
+
+async def test_no_more_of_a_key_are_locked_than_it_may_have(connection: Connection) -> None:
+    await limited(connection, key_concurrency=2)
+    published = await put(connection, *"aaaaab", None, None)
+    held = await claim(connection)
+    assert [it["id"] for it in held] == [*published[:2], *published[5:]]
+    assert await claim(connection) == []
+    await finish(connection, held[1], held[2])
+    assert await ids(connection) == published[2:3]
+
+
+async def test_others_are_found_behind_a_backlog_that_must_wait(connection: Connection) -> None:
+    await limited(connection, key_concurrency=1)
+    published = await put(connection, *["a"] * 500, "b", "c", None)
+    assert await ids(connection, 2) == [published[0], published[500]]
+    assert await ids(connection, 10) == published[501:]
+
+
+async def test_a_key_is_worked_in_its_order(connection: Connection) -> None:
+    await limited(connection, ordered=True)
+    published = await put(connection, *"abab", None, None)
+    held = await claim(connection)
+    assert [it["id"] for it in held] == [*published[:2], *published[4:]]
+    assert await claim(connection) == []
+    # A later message of larger priority does not overtake.
+    await put(connection, "a", priority=9)
+    assert await claim(connection) == []
+    await finish(connection, held[0])
+    assert await ids(connection) == published[2:3]
+
+
+async def test_a_message_that_is_retried_holds_up_its_key(connection: Connection) -> None:
+    await limited(connection, ordered=True)
+    first, second, other = await put(connection, "a", "a", "b")
+    for token in (1, 3):
+        assert (await ids(connection))[0] == first
+        assert await value(connection, "retry", id=first, lock_token=token)
+        assert set(await ids(connection)) <= {other}
+        await make_due(connection, first)
+    (again,) = await claim(connection)
+    assert again["id"] == first
+    await finish(connection, again)
+    assert await ids(connection) == [second]
+
+
+async def test_the_end_of_a_message_without_success_lets_its_key_go_on(
+    connection: Connection,
+) -> None:
+    await limited(connection, ordered=True)
+    first, second, third = await put(connection, "a", "a", "a")
+    assert await ids(connection) == [first]
+    assert await value(connection, "finish", id=first, lock_token=1, status="failed")
+    assert await ids(connection) == [second]
+    await expire(connection, second)
+    await connection.execute("update messages.message set attempts = 5 where id = $1", second)
+    assert await value(connection, "reap") == 1
+    assert await ids(connection) == [third]
+
+
+async def test_priority_counts_between_keys_and_not_within_one(connection: Connection) -> None:
+    await limited(connection, ordered=True)
+    (low,) = await put(connection, "a")
+    await put(connection, "a", priority=5)
+    (high,) = await put(connection, "b", priority=1)
+    assert [it["id"] for it in await claim(connection, 1)] == [high]
+    assert await ids(connection, 1) == [low]
+
+
+async def test_a_take_keeps_the_order_and_the_limits(connection: Connection) -> None:
+    await limited(connection, ordered=True, concurrency=2)
+    published = await put(connection, *"aabc")
+    taken = await rows(connection, "take", queue="q", quantity=10)
+    assert [it["id"] for it in taken] == [published[0], published[2]]
+    assert len(await archived(connection, published[0])) == 1
+    taken = await rows(connection, "take", queue="q", quantity=10)
+    assert [it["id"] for it in taken] == [published[1], published[3]]
+
+
+async def test_messages_of_a_limited_queue_are_not_claimed_by_id(connection: Connection) -> None:
+    await limited(connection, concurrency=2)
+    (id_,) = await put(connection, None)
+    with pytest.raises(asyncpg.PostgresError, match="queue 'q' has limits") as caught:
+        await rows(connection, "claim_id", id=id_)
+    assert caught.value.sqlstate == "NQ003"
+
+
+async def rewind(connection: Connection, seconds: float) -> None:
+    """As if time had gone by since the last claim."""
+    for table in ("flow_state", "flow_key"):
+        await connection.execute(
+            f"update messages.{table} set paid_at = paid_at - make_interval(secs => $1)", seconds
+        )
+
+
+async def test_a_rate_is_a_bucket_that_fills_with_time(connection: Connection) -> None:
+    await limited(connection, rate=60, rate_period=HOUR, rate_burst=5)
+    published = await put(connection, *[None] * 20)
+    assert await ids(connection) == published[:5]
+    assert await claim(connection) == []
+    await rewind(connection, 61)
+    held = await claim(connection)
+    assert [it["id"] for it in held] == published[5:6]
+    # What is given back gives no token back.
+    assert await value(connection, "release", id=held[0]["id"], lock_token=1)
+    assert await claim(connection) == []
+    await rewind(connection, 3 * 60)
+    assert await ids(connection) == published[5:8]
+    await rewind(connection, 3 * 3600)
+    assert await ids(connection) == published[8:13]
+
+
+async def test_without_a_burst_a_minute_brings_no_more_than_its_rate(
+    connection: Connection,
+) -> None:
+    await limited(connection, rate=10, rate_period=HOUR / 60)
+    published = await put(connection, *[None] * 30)
+    seen: list[int] = []
+    for _ in range(10):
+        seen += await ids(connection)
+        await rewind(connection, 6)
+    assert seen == published[:10]
+
+
+async def test_each_key_has_a_rate_of_its_own(connection: Connection) -> None:
+    await limited(connection, key_rate=60, key_rate_period=HOUR, key_rate_burst=2)
+    published = await put(connection, *"aaaab", None)
+    assert await ids(connection) == [*published[:2], *published[4:]]
+    assert await claim(connection) == []
+    await rewind(connection, 61)
+    assert await ids(connection) == published[2:3]
+
+
+async def test_tenants_have_equal_shares_whatever_waits(connection: Connection) -> None:
+    await limited(connection, fair=True)
+    await put(connection, *["big"] * 300)
+    await put(connection, *["small"] * 30)
+    had: Counter[str] = Counter()
+    for _ in range(6):
+        had.update(it["key"] for it in await claim(connection, 10))
+    assert had == {"big": 30, "small": 30}
+    assert len(await claim(connection, 50)) == 50
+    # One who was away has nothing saved up, and need not wait.
+    (late,) = await put(connection, "small")
+    assert late in await ids(connection, 2)
+
+
+async def test_shares_go_by_their_weights(connection: Connection) -> None:
+    await limited(connection, fair=True)
+    await value(connection, "set_share", queue="q", key="gold", weight=3.0)
+    await put(connection, *(["gold", "iron", "lead"] * 200))
+    had: Counter[str] = Counter()
+    for _ in range(50):
+        had.update(it["key"] for it in await claim(connection, 5))
+    assert abs(had["gold"] - 150) <= 5
+    assert abs(had["iron"] - 50) <= 5
+    assert abs(had["lead"] - 50) <= 5
+
+
+async def test_limits_hold_together(connection: Connection) -> None:
+    await limited(connection, concurrency=4, key_concurrency=2, fair=True)
+    published = await put(connection, *["a"] * 50, "b", "c", "d")
+    held = await claim(connection)
+    assert Counter(it["key"] for it in held)["a"] <= 2
+    assert len(held) == 4
+    await finish(connection, *[it for it in held if it["key"] != "a"])
+    rest = await claim(connection)
+    assert {it["id"] for it in (*held, *rest)} >= set(published[50:])
+
+
+async def test_a_limit_can_be_taken_away(connection: Connection) -> None:
+    await limited(connection, concurrency=1, ordered=True, rate=5)
+    await put(connection, *"aaa")
+    assert len(await claim(connection)) == 1
+    changed = await rows(connection, "alter_queue", name="q", concurrency=0, ordered=False, rate=0)
+    assert (changed[0]["concurrency"], changed[0]["rate"]) == (None, None)
+    assert not changed[0]["is_limited"]
+    assert len(await claim(connection)) == 2
+    for table in ("flow", "flow_state", "flow_key"):
+        assert not await connection.fetchval(f"select count(*) from messages.{table}")
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        ({"concurrency": -1}, "must not be negative"),
+        ({"rate_period": "0 s"}, "rate_period must be longer than zero"),
+        ({"overflow": "panic"}, "overflow must be reject or drop_oldest"),
+    ],
+)
+async def test_a_policy_that_makes_no_sense_is_refused(
+    connection: Connection, policy: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(asyncpg.PostgresError, match=problem) as caught:
+        await connection.fetch(
+            "select messages.create_queue('q', "
+            + ", ".join(f"{name} => '{it}'" for name, it in policy.items())
+            + ")"
+        )
+    assert caught.value.sqlstate == "NQ003"
+
+
+async def waiting(connection: Connection) -> list[int]:
+    found = await connection.fetch(
+        "select id from messages.message where queue = 'q' and state <> 'locked' order by id"
+    )
+    return [row["id"] for row in found]
+
+
+async def test_a_full_queue_takes_nothing_more(connection: Connection) -> None:
+    await limited(connection, capacity=5)
+    published = await put(connection, *[None] * 4)
+    await put(connection, None, available_at=datetime(2999, 1, 1, tzinfo=UTC))
+    with pytest.raises(asyncpg.PostgresError, match="queue 'q' is full: 5 messages") as caught:
+        await put(connection, None)
+    assert caught.value.sqlstate == "NQ010"
+    # A locked message does not wait; one that comes back does, and may be one too many.
+    assert await ids(connection, 1) == published[:1]
+    (new,) = await put(connection, None)
+    assert await value(connection, "release", id=published[0], lock_token=1)
+    with pytest.raises(asyncpg.PostgresError, match="is full"):
+        await put(connection, None)
+    assert len(await waiting(connection)) == 6
+    await finish(connection, *await claim(connection))
+    published = await put(connection, *[None] * 4)
+    with pytest.raises(asyncpg.PostgresError, match="is full"):
+        await put(connection, None)
+    assert new not in published
+
+
+async def test_a_bulk_that_does_not_fit_is_refused_as_a_whole(connection: Connection) -> None:
+    await limited(connection, capacity=100)
+    await put(connection, *[None] * 30)
+    with pytest.raises(asyncpg.PostgresError, match="is full"):
+        await put(connection, *[None] * 71)
+    assert len(await waiting(connection)) == 30
+    await put(connection, *[None] * 70)
+    assert len(await waiting(connection)) == 100
+
+
+async def test_the_oldest_make_room_for_new_ones(connection: Connection) -> None:
+    await limited(connection, capacity=4, overflow="drop_oldest")
+    published = await put(connection, *[None] * 10)
+    assert await waiting(connection) == published[6:]
+    (gone,) = await archived(connection, published[0])
+    assert gone["status"] == "rejected"
+    assert gone["details"] == "dropped: the queue was full, its capacity is 4"
+    (low,) = await put(connection, None, priority=-1)
+    await put(connection, None)
+    assert low not in await waiting(connection)
+    await value(connection, "alter_queue", name="q", capacity=2)
+    await put(connection, None)
+    assert len(await waiting(connection)) == 2
+
+
+async def test_a_capacity_costs_other_queues_no_call(connection: Connection) -> None:
+    trigger = "select pg_get_triggerdef(oid) from pg_trigger where tgname = 'capacity'"
+    assert await connection.fetchval(trigger) is None
+    await limited(connection, capacity=1)
+    assert "ANY ('{q}'::text[])" in await connection.fetchval(trigger)
+    await value(connection, "publish", queue="default", message=1)
+    await value(connection, "publish", queue="default", message=2)
+    await value(connection, "alter_queue", name="q", capacity=0)
+    assert await connection.fetchval(trigger) is None
+    await put(connection, *[None] * 10)
+
+
+async def test_it_is_told_when_the_next_token_comes(connection: Connection) -> None:
+    assert await value(connection, "token_in", queues=["default"]) is None
+    await limited(connection, rate=60, rate_period=HOUR, rate_burst=2)
+    await put(connection, *[None] * 5)
+    assert await value(connection, "token_in", queues=["default", "q"]) == timedelta(days=1)
+    await claim(connection)
+    dry = await value(connection, "token_in", queues=["q"])
+    assert timedelta(seconds=50) < dry <= timedelta(seconds=60)
+    await value(connection, "alter_queue", name="q", rate=0, key_rate=6, key_rate_period=HOUR)
+    await put(connection, "a", "a")
+    assert len(await claim(connection)) == 4
+    dry = await value(connection, "token_in", queues=["q"])
+    assert timedelta(seconds=590) < dry <= timedelta(seconds=600)
+
+
+async def test_keys_that_are_not_ahead_are_forgotten(connection: Connection) -> None:
+    await limited(connection, fair=True, key_rate=1000)
+    await put(connection, *"abcabc")
+    assert len(await claim(connection, 3)) == 3
+    count = "select count(*) from messages.flow_key"
+    assert await connection.fetchval(count) == 3
+    assert len(await claim(connection, 3)) == 3
+    await put(connection, "d")
+    assert len(await claim(connection, 3)) == 1
+    await rewind(connection, 60)
+    await connection.execute("update messages.flow_state set turn = 2")
+    assert await connection.fetchval("select messages._sweep_flow(2)") == 2
+    assert await connection.fetchval("select messages._sweep_flow(100)") == 2
+    assert await connection.fetchval(count) == 0
+
+
+async def test_a_dropped_queue_leaves_nothing(connection: Connection) -> None:
+    await limited(connection, fair=True, concurrency=2, capacity=10)
+    await value(connection, "set_share", queue="q", key="a", weight=2.0)
+    await put(connection, *"ab")
+    await claim(connection)
+    assert await value(connection, "drop_queue", name="q", force=True) == 2
+    for table in ("flow", "flow_state", "flow_key", "flow_room", "share"):
+        assert not await connection.fetchval(f"select count(*) from messages.{table}")
