@@ -92,6 +92,9 @@ create or replace function messages.fire_schedules(quantity integer default 100)
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  -- By the index, from what has been due for longest: nothing else is looked at.
+  set enable_seqscan = off
+  set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -132,6 +135,32 @@ $$;
 comment on function messages.fire_schedules(integer) is
   'Publish what is due by up to quantity schedules; return how many messages. maintain() does it. '
   'A schedule that cannot fire is tried again a minute later, with a WARNING each time.';
+
+create or replace function messages.next_schedule()
+  returns interval
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+as $$
+declare
+  v_next_at timestamptz := (
+    select s.next_at
+    from messages.schedule as s
+    where s.enabled
+      -- One that cannot fire is looked at by the upkeep.
+      and s.failed_at is null
+    order by s.next_at
+    limit 1
+  );
+begin
+  return greatest(v_next_at - clock_timestamp(), interval '0');
+end;
+$$;
+comment on function messages.next_schedule() is
+  'How long it is until a schedule is due; zero if one is, null if there is none. For whoever '
+  'sleeps until then to call fire_schedules().';
 
 create or replace function messages.run_schedule(name text)
   returns bigint

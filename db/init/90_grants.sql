@@ -148,6 +148,7 @@ begin
     messages.stage_due(integer),
     messages.renotify(),
     messages.fire_schedules(integer),
+    messages.next_schedule(),
     messages.maintain(),
     -- A finish whose answer was lost is looked for in the archive.
     messages.archive_find(bigint),

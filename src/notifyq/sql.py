@@ -96,9 +96,14 @@ CRON_NEXT = "select messages.cron_next(cron => $1, timezone => $2, later_than =>
 # is due by a schedule need not wait until another session has done with the upkeep; the left side
 # of a join without a condition comes first.
 MAINTAIN = """
-select messages.version() as version, messages.serves() as serves, f.fired, m.*
+select messages.version() as version, messages.serves() as serves, f.fired,
+  messages.next_schedule() as next_schedule, m.*
 from messages.fire_schedules() as f (fired)
 left join messages.maintain() as m on true
+"""
+FIRE_SCHEDULES = """
+select f.fired, messages.next_schedule() as next_schedule
+from messages.fire_schedules() as f (fired)
 """
 DIAGNOSE = "select * from messages.diagnose()"
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -16,10 +17,15 @@ from notifyq.errors import DatabaseUnavailableError
 from notifyq.events import SchedulesFired, UpkeepDone
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from notifyq.database import Database
     from notifyq.events import Sink
 
 log = logging.getLogger("notifyq.upkeep")
+
+_NEAR = 0.05
+"""Seconds between two looks at what schedules have due, at least."""
 
 
 class Upkeep:
@@ -29,6 +35,8 @@ class Upkeep:
         self._database = database
         self._every = every
         self._sink = sink
+        self._next: timedelta | None = None
+        """How long it is until a schedule is due."""
 
     async def serve(self) -> None:
         """Maintain, for ever; what fails is left to the next run, or to pg_cron.
@@ -47,15 +55,37 @@ class Upkeep:
             # Where old snapshots make it slow, it must not become all that happens. And workers
             # that started together would otherwise ask together for ever.
             pause = max(self._every, 10 * (time.monotonic() - began))
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311
+            pause *= random.uniform(0.8, 1.2)  # noqa: S311
+            ends = time.monotonic() + pause
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._fire_in_time()
+            await asyncio.sleep(ends - time.monotonic())
+
+    async def _fire_in_time(self) -> None:
+        """Fire schedules when they are due, for ever; the upkeep comes when it comes."""
+        while self._next is not None:
+            await asyncio.sleep(max(self._next.total_seconds(), _NEAR))
+            try:
+                [row] = await self._database.fetch(sql.FIRE_SCHEDULES)
+            except (DatabaseUnavailableError, asyncpg.PostgresError):
+                self._next = None  # the next upkeep tells, if it is still so
+            else:
+                self._note(row["fired"], row["next_schedule"])
+                if not row["fired"] and not self._next:
+                    return  # another session is at it, or stays at it
+
+    def _note(self, fired: int, left: timedelta | None) -> None:
+        self._next = left
+        if fired:
+            self._sink(SchedulesFired(quantity=fired))
 
     async def run_once(self) -> bool:
         """Maintain once. False: another session is doing it."""
         [row] = await self._database.fetch(sql.MAINTAIN)
         report = dict(row)
         check_versions(report.pop("version"), report.pop("serves"))
-        if fired := report.pop("fired"):
-            self._sink(SchedulesFired(quantity=fired))
+        self._note(report.pop("fired"), report.pop("next_schedule"))
         if report["reaped"] is None:
             return False
         self._sink(UpkeepDone(**report))

@@ -41,6 +41,7 @@ WORK = [
     "select messages.stage_due()",
     "select messages.renotify()",
     "select messages.fire_schedules()",
+    "select messages.next_schedule()",
     "select messages.maintain()",
 ]
 AWAIT = ["select messages.await_result(1)"]

@@ -129,6 +129,20 @@ async def test_a_database_of_another_server(database: str, connection: Connectio
     assert (finding.level, finding.advice) == (Level.WARN, "run `notifyq migrate --adopt`")
 
 
+async def test_schedules_that_do_not_fire(database: str, connection: Connection) -> None:
+    assert (await findings(database))["schedules"] == Finding(Level.OK, "none")
+    await connection.execute("select messages.schedule('s', '@hourly', 'default')")
+    assert (await findings(database))["schedules"].found == "1 of 1 schedules are enabled"
+    await connection.execute("update messages.schedule set next_at = next_at - interval '4 h'")
+    finding = (await findings(database))["schedules"]
+    assert (finding.level, finding.found[:22]) == (Level.FAIL, "a schedule is due for ")
+    await connection.execute("update messages.schedule set failed_at = now(), last_error = 'no'")
+    finding = (await findings(database))["schedules"]
+    assert (finding.level, finding.found) == (Level.FAIL, "schedule s cannot fire: no")
+    await connection.execute("select messages.disable_schedule('s')")
+    assert (await findings(database))["schedules"].found == "0 of 1 schedules are enabled"
+
+
 async def test_upkeep_that_nobody_does(database: str, connection: Connection) -> None:
     await publish(connection, 2)
     await connection.execute("select messages.claim()")
@@ -246,6 +260,7 @@ async def test_who_may_not_look_is_told_which_right_that_needs(
         "install",
         "origin",
         "upkeep",
+        "schedules",
         "backlog",
         "idle",
         "long",
@@ -255,8 +270,12 @@ async def test_who_may_not_look_is_told_which_right_that_needs(
     assert found["snapshots"].found.endswith("others need pg_read_all_stats)")
     await connection.execute(f"grant notifyq_worker, pg_monitor to {stranger}")
     found = await findings(dsn)
+    assert found["schedules"].level is Level.SKIPPED
+    assert "notifyq_reader" in found["schedules"].advice
+    await connection.execute(f"grant notifyq_reader to {stranger}")
+    found = await findings(dsn)
     assert not [name for name, finding in found.items() if finding.level is Level.SKIPPED]
-    await connection.execute(f"revoke notifyq_worker, pg_monitor from {stranger}")
+    await connection.execute(f"revoke notifyq_worker, notifyq_reader, pg_monitor from {stranger}")
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,19 @@ async def test_a_function_runs_by_the_clock(
     assert (schedule.last_id, schedule.last_at) == (message.id, due)
 
 
+async def test_a_worker_fires_in_time_and_not_when_the_upkeep_comes(
+    app: App, events: Events, connection: Connection
+) -> None:
+    app.cron("* * * * * *", name="quick", queue="q")(lambda: None)
+    async with working(app, events, upkeep=3600):
+        await events.wait(MessageFinished, 3, status="success")
+    late = await connection.fetch(
+        "select created_at - (headers ->> 'due')::timestamptz as late "
+        "from messages.message_archive order by id limit 3"
+    )
+    assert timedelta(0) <= min(row["late"] for row in late) < timedelta(seconds=0.5)
+
+
 async def test_schedules_on_top_of_a_handler_and_of_each_other(app: App) -> None:
     @app.cron("0 20 * * *", name="evening", payload={"kind": "all"}, backfill=0)
     @app.cron("0 8 * * *", jitter=60, overlap="skip", grace=30)

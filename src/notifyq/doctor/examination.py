@@ -35,6 +35,7 @@ _RIGHTS = {
     "install": _LOOKING_ROLE,
     "origin": _LOOKING_ROLE,
     "upkeep": _LOOKING_ROLE,
+    "schedules": "notifyq_reader or notifyq_admin",
     "backlog": _LOOKING_ROLE,
     "cron": "usage of schema cron",
 }

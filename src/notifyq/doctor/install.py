@@ -146,6 +146,26 @@ async def check_upkeep(look: Look) -> Finding:
     return ok("locks that expire are ended" if late is None else f"{lasting(late)} behind")
 
 
+async def check_schedules(look: Look) -> Finding:
+    """Whether schedules fire."""
+    schedules = await look.connection.fetch(sql.SCHEDULE_INFO, None)
+    for schedule in schedules:
+        if schedule["failed_at"] is not None and schedule["enabled"]:
+            return fail(
+                f"schedule {schedule['name']} cannot fire: {schedule['last_error']}",
+                "mend it, or see `notifyq schedules` to redefine, disable or remove it",
+            )
+    now = await look.value("select clock_timestamp()")
+    late = [now - it["next_at"] for it in schedules if it["enabled"] and it["next_at"] < now]
+    if late and max(late) > _LATE:
+        return fail(
+            f"a schedule is due for {lasting(max(late))} and nobody fires it",
+            "start a worker or pg_cron: one of them must run messages.maintain()",
+        )
+    count = sum(it["enabled"] for it in schedules)
+    return ok(f"{count} of {len(schedules)} schedules are enabled" if schedules else "none")
+
+
 async def check_backlog(look: Look) -> Finding:
     """For how long messages wait."""
     row = await look.diagnosis()
@@ -227,5 +247,6 @@ CHECKS = {
     "owner": check_owner,
     "cron": check_cron,
     "upkeep": check_upkeep,
+    "schedules": check_schedules,
     "backlog": check_backlog,
 }
