@@ -153,6 +153,8 @@ create or replace function messages.dead_delete(variadic ids bigint[])
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
 as $$
 declare
   v_deleted bigint;

@@ -71,6 +71,9 @@ create or replace function messages.attempts(id bigint)
   stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  -- A plan made while the partitions were empty would read all of them later on.
+  set enable_seqscan = off
+  set jit = off
 as $$
 declare
   -- Who reads may read all; a worker, what it may consume.

@@ -205,7 +205,7 @@ class Execution:
                 return self._failed(cancelled, "the handler cancelled itself")
 
     def _failed(self, error: BaseException, details: str) -> Failed:
-        decision = self.handler.retries.decide(error, self.message.attempts)
+        decision = self.handler.retries.decide(error, self.message)
         if decision.complaint:
             details = f"{clean(details)}\nretried by the queue's backoff: {decision.complaint}"
         return Failed(

@@ -6,12 +6,15 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenacity import AsyncRetrying, RetryCallState, wait_exponential
 
 from notifyq.errors import ConfigurationError
 from notifyq.tracebacks import text_of
+
+if TYPE_CHECKING:
+    from notifyq.model import Message
 
 
 class Reject(Exception):  # noqa: N818  a signal of the handler's, not an error
@@ -97,8 +100,8 @@ class Retries:
     def _is_of_durations(self) -> bool:
         return self._for_all is None or isinstance(self._for_all, _Growing)
 
-    def decide(self, error: BaseException, attempt: int) -> Decision:
-        """What becomes of a message whose attempt of that number ended with an error."""
+    def decide(self, error: BaseException, message: Message) -> Decision:
+        """What becomes of a message whose attempt ended with an error."""
         if isinstance(error, Retry) and error.after is not None:
             return Decision(error.after)
         strategy = self._for_all if self._by_class is None else self._find(error, self._by_class)
@@ -107,7 +110,7 @@ class Retries:
                 return _BY_QUEUE
             case Decision():
                 return strategy
-        return self._ask(strategy, error, attempt)
+        return self._ask(strategy, error, message)
 
     def _find(
         self,
@@ -131,9 +134,9 @@ class Retries:
                 return Decision(gives_up=True, is_rejected=rule is Reject)
         return None
 
-    def _ask(self, strategy: _Strategy, error: BaseException, attempt: int) -> Decision:
-        state = RetryCallState(_CALLER, None, (), {})
-        state.attempt_number = attempt
+    def _ask(self, strategy: _Strategy, error: BaseException, message: Message) -> Decision:
+        state = RetryCallState(_CALLER, None, (message,), {})
+        state.attempt_number = message.attempts
         state.set_exception((type(error), error, error.__traceback__))
         try:
             said = strategy(state)

@@ -223,6 +223,35 @@ async def test_a_million_for_later_cost_a_claim_one_look(explained: Explained) -
             assert "Rows Removed" not in plan.text, plan.text
 
 
+@pytest.mark.parametrize(
+    "call", ["select * from messages.attempts(77)", "select messages.dead_delete(77)"]
+)
+async def test_the_history_of_one_message_is_found_by_its_id(
+    explained: Explained, call: str
+) -> None:
+    for _ in range(TIMES):
+        await explained.plans(call)
+    await explained.connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        insert into messages.attempt (message_id, lock_token, locked_at, number, status, queue)
+        select i, 1, now(), 1, 'failed', 'default' from generate_series(1, 20000) as i;
+        with dead as (
+          insert into messages.message_archive (
+            id, created_at, available_at, lock_token, priority, attempts, status, queue, message,
+            headers
+          )
+          select 77, now(), now(), 1, 0, 1, 'failed', 'default', '1', '{}'
+        )
+        select;
+        set auto_explain.log_min_duration = 0;
+    """)
+    plans = await explained.plans(call)
+    assert any("on attempt_" in plan.text for plan in plans)
+    for plan in plans:
+        assert [it for it in plan.scans if it.startswith(("attempt", "message_archive"))] == []
+        assert max([0, *plan.rows_of("on attempt_")]) <= 1, plan.text
+
+
 async def test_a_plan_that_reads_the_table_would_be_seen(explained: Explained) -> None:
     """The tests above must be able to fail."""
     statement = "select count(*) from messages.message where details = 'x'"

@@ -16,9 +16,10 @@ from tenacity import (
 
 from notifyq import ConfigurationError, Reject, Retry
 from notifyq.retries import Decision, Retries
-from unit.rows import register
+from unit.rows import message, register
 
 HOUR = timedelta(hours=1)
+FIRST = message()
 
 
 class Busy(ConnectionError):  # noqa: N818
@@ -26,14 +27,14 @@ class Busy(ConnectionError):  # noqa: N818
 
 
 def after(retries: Retries, attempt: int = 1, error: BaseException | None = None) -> float:
-    decision = retries.decide(error or ValueError("x"), attempt)
+    decision = retries.decide(error or ValueError("x"), message(attempts=attempt))
     assert decision.after is not None, decision
     assert (decision.gives_up, decision.complaint) == (False, None)
     return decision.after.total_seconds()
 
 
 def test_a_handler_that_says_nothing_leaves_it_to_the_queue() -> None:
-    assert Retries().decide(ValueError(), 3) == Decision(None)
+    assert Retries().decide(ValueError(), FIRST) == Decision(None)
 
 
 @pytest.mark.parametrize("base", [10, 10.0, timedelta(seconds=10)])
@@ -71,6 +72,12 @@ def test_a_strategy_of_tenacity_is_asked_with_the_attempt_and_the_error() -> Non
         return timedelta(seconds=state.attempt_number * len(str(error)))
 
     assert after(Retries(asked), 2, Busy("four")) == 8
+
+    def told(state: RetryCallState) -> float:
+        return float(state.args[0].headers["patience"])
+
+    patient = message(headers={"patience": 11})
+    assert Retries(told).decide(Busy(), patient) == Decision(timedelta(seconds=11))
     assert after(Retries(asked, 5), 2, Busy("four")) == 5
 
 
@@ -81,40 +88,40 @@ def test_the_class_that_is_closest_decides() -> None:
     assert after(retries, 1, Busy()) == 2
     assert after(retries, 1, PermissionError()) == 1
     assert after(retries, 1, ValueError()) == 3
-    assert retries.decide(SystemExit(), 1) == Decision(None)
+    assert retries.decide(SystemExit(), FIRST) == Decision(None)
     assert 30 <= after(Retries({Busy: 60}), 1, Busy()) <= 60
 
 
 def test_none_is_the_end_and_reject_the_end_as_rejected() -> None:
     retries = Retries({KeyError: None, OSError: Reject, Busy: 0})
-    assert retries.decide(KeyError(), 1) == Decision(gives_up=True)
-    assert retries.decide(PermissionError(), 1) == Decision(gives_up=True, is_rejected=True)
+    assert retries.decide(KeyError(), FIRST) == Decision(gives_up=True)
+    assert retries.decide(PermissionError(), FIRST) == Decision(gives_up=True, is_rejected=True)
     assert after(retries, 1, Busy()) == 0
-    assert retries.decide(LookupError(), 1) == Decision(None)
+    assert retries.decide(LookupError(), FIRST) == Decision(None)
 
 
 def test_a_group_of_one_error_counts_as_that_error() -> None:
     retries = Retries({KeyError: wait_fixed(1), Exception: None})
     inner = ExceptionGroup("inner", [KeyError()])
     assert after(retries, 1, ExceptionGroup("outer", [inner])) == 1
-    assert retries.decide(ExceptionGroup("two", [KeyError(), OSError()]), 1).gives_up
+    assert retries.decide(ExceptionGroup("two", [KeyError(), OSError()]), FIRST).gives_up
     named = Retries({ExceptionGroup: wait_fixed(9), KeyError: wait_fixed(1)})
     assert after(named, 1, inner) == 9
 
 
 def test_retry_is_another_attempt_whatever_is_said_of_exceptions() -> None:
     for backoff in (None, 5, wait_fixed(5), {Exception: None}, {Exception: Reject}):
-        assert Retries(backoff).decide(Retry(after=HOUR), 1) == Decision(HOUR)
-    assert Retries({Exception: None}).decide(Retry(), 1) == Decision(None)
+        assert Retries(backoff).decide(Retry(after=HOUR), FIRST) == Decision(HOUR)
+    assert Retries({Exception: None}).decide(Retry(), FIRST) == Decision(None)
     assert after(Retries({Retry: wait_fixed(4), Exception: None}), 1, Retry()) == 4
     assert after(Retries(wait_fixed(4)), 1, Retry()) == 4
     # Its own delay is nobody else's to bound.
-    assert Retries(1, 2).decide(Retry(after=HOUR), 1) == Decision(HOUR)
+    assert Retries(1, 2).decide(Retry(after=HOUR), FIRST) == Decision(HOUR)
 
 
 @pytest.mark.parametrize("said", [-1, "soon", None, float("nan"), float("inf"), 1e300, object()])
 def test_a_strategy_that_gives_no_duration_leaves_it_to_the_queue(said: Any) -> None:
-    decision = Retries(lambda _state: said).decide(ValueError(), 1)
+    decision = Retries(lambda _state: said).decide(ValueError(), FIRST)
     assert decision.after is None
     assert "which is no duration" in (decision.complaint or "")
 
@@ -126,10 +133,12 @@ def test_a_strategy_that_raises_leaves_it_to_the_queue() -> None:
     async def never(_state: RetryCallState) -> float:
         raise AssertionError
 
-    decision = Retries(wrong).decide(ValueError(), 1)
+    decision = Retries(wrong).decide(ValueError(), FIRST)
     assert decision == Decision(complaint="the handler's raised ZeroDivisionError: by zero")
     asynchronous: Any = never
-    assert Retries(asynchronous).decide(ValueError(), 1).complaint  # and no warning of a coroutine
+    assert (
+        Retries(asynchronous).decide(ValueError(), FIRST).complaint
+    )  # and no warning of a coroutine
 
 
 @pytest.mark.parametrize(
