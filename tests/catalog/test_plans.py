@@ -38,6 +38,8 @@ CALLS = {
     "'default', '1', dedup_key => 'k', dedup_window => '1 hour')",
     "replace": "select messages.publish("
     "'default', '1', dedup_key => 'k', on_duplicate => 'replace')",
+    "receive": "select messages.receive("
+    """'s', '[{"place": "1", "queue": "default", "dedup_key": "k"}]')""",
     "reap": "select messages.reap()",
     "maintain": "select messages.maintain()",
     "stage_due": "select messages.stage_due()",
@@ -195,6 +197,24 @@ async def test_archiving_reads_the_messages_that_are_named_whatever_is_locked(
             removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
             assert "using message_id_pk on message m" in plan.text, plan.text
             assert max([*plan.rows_of("on message m"), *map(int, removed)]) <= 10, plan.text
+
+
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_who_has_a_key_is_found_by_the_key(
+    explained: Explained, *, is_analysed: bool
+) -> None:
+    await fill(explained.connection)
+    if is_analysed:
+        await explained.connection.execute("analyze messages.message")
+    for _ in range(TIMES):
+        transaction = explained.connection.transaction()
+        await transaction.start()
+        plans = await explained.plans(CALLS["receive"])
+        await transaction.rollback()
+        assert any("message_dedup_key_uq" in plan.text for plan in plans)
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+            assert max([0, *plan.rows_of("on message m"), *map(int, removed)]) <= 10, plan.text
 
 
 async def test_an_expired_lock_is_found_among_the_locked_not_in_the_backlog(
