@@ -221,12 +221,12 @@ class Crew:
             task.add_done_callback(self._releases.discard)
 
     async def _handle(self, held: Held) -> None:
-        held.started = time.monotonic()
+        taken = held.started = time.monotonic()
         try:
             try:
                 held.ended = await held.outcome(self._tools)
             finally:
-                held.run = self._ended(held.started)
+                held.run = self._ended(held.started or taken)
         except BaseException as error:
             self._ledger.fail(held, error)
             if not isinstance(error, Exception):
@@ -273,7 +273,7 @@ class Crew:
         if call.task is None:
             if call in self._waiting:
                 self._give_back()
-        elif call.stop(cause) and not call.handler.is_async:
+        elif call.stop(cause) and not (call.handler.is_async or call.handler.process):
             message = _messages(call)[0].message
             self._sink(HandlerStuck(queue=message.queue, message_id=message.id))
 

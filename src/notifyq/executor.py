@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import enum
 import re
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from notifyq.errors import ConfigurationError
 from notifyq.model import (
@@ -26,7 +27,8 @@ from notifyq.model import (
     Success,
 )
 from notifyq.retries import Reject, Retry
-from notifyq.tracebacks import clean, describe, report, text_of
+from notifyq.tools import EndedError, Tools
+from notifyq.tracebacks import clean, describe, explain, report, text_of
 from notifyq.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
     from notifyq.database import AnyConnection
     from notifyq.handlers import Handler, Middleware
-    from notifyq.tools import Tools
 
 T = TypeVar("T")
 
@@ -67,6 +68,10 @@ class Execution:
         self.is_running = False
         """Whether the handler has been called and has not returned."""
 
+    def begin(self) -> None:
+        """Count the handler's time from now on."""
+        self.started = time.monotonic()
+
     def stop(self, cause: Cause) -> bool:
         """Stop the handler if it runs and was not stopped: the first cause decides the outcome."""
         if self.cause is not None or not self.is_running or self.task is None:
@@ -77,6 +82,8 @@ class Execution:
 
     async def outcome(self, tools: Tools) -> Outcome:
         """Validate the payload, call the handler, and tell how that ended."""
+        if self.handler.process is not None:
+            return await self._in_process(self.handler.process, tools)
         payload = self.payload()
         if isinstance(payload, Rejected | Failed):
             return payload
@@ -89,7 +96,7 @@ class Execution:
         try:
             return self._payload()
         except ValidationError as error:
-            return Rejected(clean(_explain(error)))
+            return Rejected(clean(explain(error)))
         except (ValueError, RecursionError) as error:
             return Rejected(clean(f"the payload cannot be decoded: {error}"))
         except Exception as error:  # noqa: BLE001  a payload type may have validators of the user's
@@ -121,6 +128,23 @@ class Execution:
         except Exception as error:  # noqa: BLE001  the server may answer anything
             return self.rolled_back(outcome, error)
         return Committed()
+
+    async def _in_process(self, where: tuple[str, str], tools: Tools) -> Outcome:
+        if tools.processes is None:
+            raise ConfigurationError("handlers with processes are run by a worker")
+        self.started = None  # the start of a process is not the handler's time
+        run = partial(tools.processes.run, where, self.message, self.begin)
+        try:
+            if not self.handler.middleware:
+                return await self._interruptible(run())
+            call = _around(partial(_result_of, run), [], self.message, self.handler.middleware)
+            return self.success(await self._interruptible(call()))
+        except asyncio.CancelledError as cancelled:
+            return self.stopped(cancelled)
+        except EndedError as ended:
+            return ended.outcome
+        except Exception as error:  # noqa: BLE001  the user's middleware may raise anything
+            return self.raised(error)
 
     async def _finish(self, connection: AnyConnection, outcome: Outcome) -> None:
         if not isinstance(outcome, Success):
@@ -241,12 +265,15 @@ class Execution:
         return Success(text)
 
 
-class RollBackError(Exception):
+class RollBackError(EndedError):
     """Ends a transaction whose outcome is known already."""
 
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
+
+async def _result_of(run: Callable[[], Awaitable[Outcome]]) -> Any:
+    outcome = await run()
+    if not isinstance(outcome, Success):
+        raise EndedError(outcome)
+    return None if outcome.result is None else from_json(outcome.result)
 
 
 def _fields(failed: Failed) -> dict[str, Any]:
@@ -263,11 +290,3 @@ def _around(
     for outer in reversed(middleware):
         inner = partial(outer, message, inner)
     return inner
-
-
-def _explain(error: ValidationError) -> str:
-    parts = [
-        f"{'.'.join(str(part) for part in item['loc']) or 'payload'}: {item['msg']}"
-        for item in error.errors(include_url=False, include_input=False, include_context=False)
-    ]
-    return "the payload is not valid: " + "; ".join(parts)

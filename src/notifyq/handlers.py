@@ -76,6 +76,8 @@ class Handler(Generic[F_co]):
     """Whether the function is run on the event loop; otherwise it runs in a thread."""
     is_transactional: bool
     """Whether it gets a transaction, in which its messages are finished."""
+    process: tuple[str, str] | None
+    """Module and name, for a process that has to find it; None: it runs in this one."""
     batch: int | None
     """Most messages of one call; None: the function takes one, not a list."""
     linger: timedelta

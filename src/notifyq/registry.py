@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from notifyq.admin import Policy
 from notifyq.errors import ConfigurationError
@@ -38,6 +38,7 @@ class HandlerOptions(TypedDict, total=False):
     backoff: Backoff | None
     backoff_max: timedelta | float | None
     transactional: bool
+    executor: Literal["process"] | None
 
 
 class Registry:
@@ -155,6 +156,7 @@ def make_handler(
         takes_payload=signature.takes_payload,
         is_async=is_async,
         is_transactional=is_transactional,
+        process=_importable(function, signature) if options.get("executor") else None,
         batch=batch,
         linger=seconds(linger) or timedelta(),
     )
@@ -174,8 +176,31 @@ def _check(
         raise ConfigurationError(
             f"max_attempts must be between 1 and {_MOST_ATTEMPTS}, not {attempts}"
         )
+    executor = options.get("executor")
+    if executor not in {None, "process"}:
+        raise ConfigurationError(f"executor must be 'process' or None, not {executor!r}")
+    if executor and (is_async or batch is not None):
+        raise ConfigurationError(
+            f"{name(function)} cannot run in a process: that is for sync functions that take one "
+            "message"
+        )
     if options.get("transactional") and not is_async:
         raise ConfigurationError(
             f"{name(function)} cannot be transactional: its connection belongs to the event loop, "
             "so it must be an async function"
         )
+
+
+def _importable(function: Callable[..., Any], signature: Signature) -> tuple[str, str]:
+    """Where a process finds a function, which is not sent there but imported."""
+    if signature.resources:
+        raise ConfigurationError(
+            f"{name(function)} cannot run in a process: a resource such as "
+            f"{signature.resources[0][0]!r} cannot go there. Open what it needs in the function"
+        )
+    if "<" in function.__qualname__:
+        raise ConfigurationError(
+            f"{name(function)} cannot run in a process, which could not import it: define it at "
+            "the top of a module"
+        )
+    return function.__module__, function.__qualname__

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from notifyq.threads import Threads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notifyq.model import Message, Outcome
     from notifyq.transactions import Transactions
+
+
+class ProcessDiedError(Exception):
+    """The process of a handler died before the handler returned."""
+
+
+class EndedError(Exception):
+    """Passes an outcome on that is known already."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class Running(Protocol):
+    """What runs handlers in processes."""
+
+    async def run(
+        self, where: tuple[str, str], message: Message, began: Callable[[], None]
+    ) -> Outcome:
+        """Handle a message by the handler with this module and name."""
+
+    def close(self) -> None:
+        """Kill the processes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,6 +44,7 @@ class Tools:
 
     threads: Threads = field(default_factory=Threads)
     transactions: Transactions | None = None
+    processes: Running | None = None
 
     @property
     def stuck(self) -> int:
@@ -26,5 +54,7 @@ class Tools:
     async def close(self) -> None:
         """End what is idle, and leave the rest to itself."""
         self.threads.close()
+        if self.processes is not None:
+            self.processes.close()
         if self.transactions is not None:
             await self.transactions.close()

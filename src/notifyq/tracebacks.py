@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from notifyq.model import ErrorReport
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _DETAILS = 8000
 """Longest details, in characters; the end of a traceback says more than its beginning."""
@@ -77,3 +81,12 @@ def _without_ours(stack: traceback.StackSummary) -> traceback.StackSummary:
             or _PACKAGE / "demo" in path.parents
         ]
     )
+
+
+def explain(error: ValidationError) -> str:
+    """What is wrong with a payload, field by field, without its values."""
+    parts = [
+        f"{'.'.join(str(part) for part in item['loc']) or 'payload'}: {item['msg']}"
+        for item in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    return "the payload is not valid: " + "; ".join(parts)

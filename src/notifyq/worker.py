@@ -26,6 +26,7 @@ from notifyq.events import (
 from notifyq.inbox import Inbox
 from notifyq.listener import Listener
 from notifyq.pace import Allowance
+from notifyq.processes import Processes
 from notifyq.tools import Tools
 from notifyq.transactions import Transactions
 from notifyq.upkeep import Upkeep
@@ -82,15 +83,15 @@ class Worker:
         self._inbox = self._inbox_type(database, self.name)
         self._wake = asyncio.Event()
         handlers = [registry[queue] for queue in self.queues]
-        is_transactional = any(handler.is_transactional for handler in handlers)
+        tools = Tools()
+        if any(handler.is_transactional for handler in handlers):
+            tools.transactions = Transactions(database, settings.concurrency)
+        if any(handler.process for handler in handlers):
+            tools.processes = Processes()
         self._crew = Crew(
             self._inbox,
             self._sink,
-            tools=Tools(
-                transactions=Transactions(database, settings.concurrency)
-                if is_transactional
-                else None
-            ),
+            tools=tools,
             concurrency=settings.concurrency,
             on_free=self._freed,
             on_failure=self._fail,

@@ -14,6 +14,7 @@ from notifyq.executor import Cause, Execution
 from notifyq.handlers import Handler
 from notifyq.inbox import Inbox
 from notifyq.model import ArchivedMessage, Failed, Message, Rejected
+from notifyq.processes import Processes
 from notifyq.retries import seconds
 from notifyq.tools import Tools
 from notifyq.transactions import Transactions
@@ -123,7 +124,7 @@ class Sandbox:
         names = names or list(self.app.registry.queues())
         allowed = [self._handlers[queue].policy.max_attempts for queue in names]
         inbox = Inbox(self.app.database, "sandbox")
-        tools = Tools(transactions=Transactions(self.app.database, 1))
+        tools = Tools(transactions=Transactions(self.app.database, 1), processes=Processes())
         handled: list[int] = []
         try:
             while messages := await inbox.claim(names, 1, thorough=True, max_attempts=allowed):
