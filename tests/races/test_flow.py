@@ -1,0 +1,210 @@
+"""Fifty sessions at once, some of them terminated: no limit is exceeded, and none leaks a place."""
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from database import Connect, Connection, rows, value
+from notifyq.errors import QueueFullError
+
+SESSIONS = 50
+ZERO = timedelta(0)
+LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+
+COUNT = """
+select coalesce(sum(n), 0)::integer as every, coalesce(max(n), 0)::integer as most
+from (
+  select count(*) as n from messages.message where queue = 'q' and state = 'locked' group by key
+) as k
+"""
+
+
+async def put(connection: Connection, keys: list[str]) -> list[int]:
+    published = await rows(
+        connection, "publish_many", queue="q", messages=list(range(len(keys))), keys=keys
+    )
+    return [row[0] for row in published]
+
+
+async def settle(connection: Connection, message: asyncpg.Record, luck: random.Random) -> None:
+    lock = {"id": message["id"], "lock_token": message["lock_token"]}
+    way = luck.random()
+    if way < 0.1:
+        await rows(connection, "retry", **lock)
+    elif way < 0.2:
+        await rows(connection, "release", **lock)
+    elif way < 0.97:
+        await rows(connection, "finish", **lock)
+    # Else the worker has died with it.
+
+
+async def storm(connection: Connection, connect: Connect) -> Counter[str]:
+    """Claim and settle from many sessions, of which some are terminated; return what was seen."""
+    luck = random.Random(1)
+    seen: Counter[str] = Counter()
+    observer = await connect()
+    end = asyncio.get_running_loop().time() + 4
+    spared = connection.get_server_pid()
+
+    async def work() -> None:
+        connection = await connect()
+        while asyncio.get_running_loop().time() < end:
+            try:
+                held = await rows(connection, "claim", queues=["q"], quantity=4, worker="w")
+                seen["claimed"] += len(held)
+                counted = await connection.fetchrow(COUNT)
+                assert counted
+                seen["every"] = max(seen["every"], counted["every"])
+                seen["most"] = max(seen["most"], counted["most"])
+                for message in held:
+                    await settle(connection, message, luck)
+            except LOST:
+                connection = await connect()
+
+    async def terminate() -> None:
+        while asyncio.get_running_loop().time() < end:
+            seen["terminated"] += await observer.fetchval(
+                "select count(pg_terminate_backend(pid)) from (select pid from pg_stat_activity "
+                "where datname = current_database() and pid <> pg_backend_pid() "
+                "and backend_type = 'client backend' and pid <> $1 order by random() limit 1) as v",
+                spared,
+            )
+            # Who died holds its places until the reaper comes.
+            await observer.execute(
+                "update messages.message set lock_expires_at = clock_timestamp() "
+                "where state = 'locked' and locked_at < clock_timestamp() - interval '1 second'"
+            )
+            seen["reaped"] += await value(observer, "reap")
+            await asyncio.sleep(0.1)
+
+    await asyncio.gather(terminate(), *(work() for _ in range(SESSIONS)))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("policy", "every", "most"),
+    [
+        ({"concurrency": 7}, 7, 7),
+        ({"concurrency": 9, "key_concurrency": 2}, 9, 2),
+        ({"ordered": True, "concurrency": 5}, 5, 1),
+    ],
+)
+async def test_fifty_claimers_never_have_more_than_the_limit(
+    connection: Connection, connect: Connect, policy: dict[str, Any], every: int, most: int
+) -> None:
+    await value(connection, "create_queue", name="q", max_attempts=1000, backoff=ZERO, **policy)
+    await put(connection, [f"k{n % 11}" for n in range(20_000)])
+    seen = await storm(connection, connect)
+    assert seen["claimed"] > 100
+    assert seen["terminated"] > 5
+    assert seen["every"] == every
+    assert seen["most"] <= most
+    # Nothing has leaked: with all locks over, as many as ever are handed out.
+    await connection.execute(
+        "update messages.message set lock_expires_at = now() where state = 'locked'"
+    )
+    await value(connection, "reap")
+    assert len(await rows(connection, "claim", queues=["q"], quantity=100)) == every
+
+
+async def test_a_key_is_worked_in_order_by_many(connection: Connection, connect: Connect) -> None:
+    await value(connection, "create_queue", name="q", ordered=True, max_attempts=1000, backoff=ZERO)
+    published = await put(connection, [f"k{n % 40}" for n in range(2000)])
+    order: dict[str, list[int]] = {}
+
+    async def work(seed: int) -> None:
+        luck = random.Random(seed)
+        worker = await connect()
+        while len(order) < 40 or sum(map(len, order.values())) < len(published):
+            held = await rows(worker, "claim", queues=["q"], quantity=3, worker="w")
+            for message in held:
+                lock = {"id": message["id"], "lock_token": message["lock_token"]}
+                if luck.random() < 0.1:
+                    await rows(worker, "retry", **lock)
+                else:
+                    order.setdefault(message["key"], []).append(message["id"])
+                    assert await value(worker, "finish", **lock)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(work(n) for n in range(16)))
+    assert sorted(id_ for ids in order.values() for id_ in ids) == published
+    assert all(ids == sorted(ids) for ids in order.values())
+
+
+async def test_a_capacity_holds_against_many_publishers(
+    connection: Connection, connect: Connect
+) -> None:
+    await value(connection, "create_queue", name="q", capacity=500)
+
+    async def publish() -> int:
+        publisher = await connect()
+        accepted = 0
+        for n in range(40):
+            with suppress(QueueFullError):
+                accepted += len(await put(publisher, ["k"] * (1 + n % 7)))
+        return accepted
+
+    accepted = sum(await asyncio.gather(*(publish() for _ in range(20))))
+    assert accepted == await connection.fetchval("select count(*) from messages.message")
+    assert 494 <= accepted <= 500
+
+
+async def test_a_rate_holds_for_many_claimers(connection: Connection, connect: Connect) -> None:
+    await value(connection, "create_queue", name="q", rate=200, rate_burst=20)
+    await put(connection, ["k"] * 2000)
+    began = await connection.fetchval("select clock_timestamp()")
+
+    async def work() -> None:
+        worker = await connect()
+        for _ in range(40):
+            await rows(worker, "claim", queues=["q"], quantity=10, worker="w")
+
+    await asyncio.gather(*(work() for _ in range(20)))
+    # In any stretch of time no more than the burst and what the rate brings meanwhile.
+    times = [
+        (row[0] - began).total_seconds()
+        for row in await connection.fetch(
+            "select locked_at from messages.message where state = 'locked' order by locked_at"
+        )
+    ]
+    assert len(times) >= 20
+    for first in range(0, len(times), 5):
+        for last in range(first, len(times), 5):
+            assert last - first + 1 <= 20 + 200 * (times[last] - times[first] + 0.05) + 1
+
+
+async def test_claims_over_several_limited_queues_do_not_block_each_other(
+    connection: Connection, connect: Connect
+) -> None:
+    names = [f"q{n}" for n in range(4)]
+    for name in names:
+        await value(connection, "create_queue", name=name, concurrency=50)
+        await rows(connection, "publish_many", queue=name, messages=list(range(300)))
+
+    async def work(seed: int) -> int:
+        worker = await connect()
+        luck = random.Random(seed)
+        done = 0
+        for _ in range(60):
+            queues = luck.sample(names, 3)
+            held = await rows(worker, "claim", queues=queues, quantity=5, worker="w")
+            for message in held:
+                done += await value(
+                    worker, "finish", id=message["id"], lock_token=message["lock_token"]
+                )
+        return done
+
+    async with asyncio.timeout(60):
+        done = sum(await asyncio.gather(*(work(n) for n in range(12))))
+    assert done == 1200
