@@ -1,0 +1,52 @@
+"""Workers of queues with limits: a free place or token is taken at once, as polling comes late."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notifyq.admin import Policy
+from notifyq.events import MessageFinished
+from worker.running import working
+
+if TYPE_CHECKING:
+    from notifyq import App
+    from worker.running import Events
+
+
+@pytest.mark.parametrize("keys", [[None] * 60, [f"k{n % 3}" for n in range(60)]])
+async def test_a_place_that_is_free_is_taken_at_once(
+    app: App, events: Events, keys: list[str | None]
+) -> None:
+    running: Counter[str] = Counter()
+    most = 0
+
+    @app.handler("q")
+    async def work(_: int) -> None:
+        nonlocal most
+        running["now"] += 1
+        most = max(most, running["now"])
+        await asyncio.sleep(0.01)
+        running["now"] -= 1
+
+    await app.admin.create_queue("q", Policy(concurrency=3, ordered=keys[0] is not None))
+    async with working(app, events, concurrency=5), working(app, events, concurrency=5):
+        for number, key in enumerate(keys):
+            await app.publish("q", number, key=key)
+        await events.wait(MessageFinished, len(keys))
+    assert most == 3
+
+
+async def test_a_worker_comes_back_for_each_token(app: App, events: Events) -> None:
+    app.handler("q")(lambda: None)
+    await app.admin.create_queue("q", Policy(rate=20, rate_burst=1))
+    await app.publish_many("q", range(20))
+    began = time.monotonic()
+    async with working(app, events), working(app, events):
+        await events.wait(MessageFinished, 20)
+    # 19 tokens, one every 50 ms.
+    assert 0.9 <= time.monotonic() - began < 10
