@@ -69,6 +69,18 @@ declare
   v_step integer;
   v_values integer[] := array[]::integer[];
 begin
+  -- Most fields are a star or a number, and all are read for each time that is asked for.
+  if expression = '*' then
+    return (
+      '{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,'
+      '33,34,35,36,37,38,39,40,41,42,43,44,45,46,47,48,49,50,51,52,53,54,55,56,57,58,59}'::integer[]
+    )[lowest + 1 : least(highest, case field when 'day of the week' then 6 else 59 end) + 1];
+  elsif length(expression) < 3 and expression ~ '^\d+$'
+    and expression::integer between lowest and highest
+    and field <> 'day of the week'
+  then
+    return array[expression::integer];
+  end if;
   foreach v_term in array string_to_array(expression, ',') loop
     -- First, last, step, which one of the month.
     v_parts := regexp_match(

@@ -89,10 +89,20 @@ declare
   v_first date := day;
   v_last date;
   v_found date;
+  v_fits_day boolean;
+  v_fits_weekday boolean;
 begin
   for i in 0..600 loop
     v_last := (date_trunc('month', v_first::timestamp) + interval '1 month - 1 day')::date;
     if extract(month from v_first) = any (months) then
+      -- Most often it is the first one that is looked at.
+      v_fits_day := extract(day from v_first) = any (days);
+      v_fits_weekday := extract(dow from v_first) = any (weekdays);
+      if v_fits_day and v_fits_weekday
+        or not must_fit_both and (v_fits_day or v_fits_weekday)
+      then
+        return v_first;
+      end if;
       select min(d.day) into v_found
       from (
         select v_first + n, extract(day from v_first)::integer + n,

@@ -134,11 +134,11 @@ comment on function messages.cron_next(text, text, timestamptz) is
   'fixed time comes once, the first time; * in minutes or hours goes by the hours that really '
   'pass. Raises NQ003, which says what of the expression is wrong.';
 
--- The last time that it fitted, up to an instant and after another at which it fitted.
-create or replace function messages._cron_last(
+-- The last time that it fitted, up to an instant and from one on at which it did, and the next.
+create or replace function messages._cron_around(
   cron text, timezone text, since timestamptz, until timestamptz
 )
-  returns timestamptz
+  returns timestamptz[]
   language plpgsql
   stable
   security definer
@@ -146,34 +146,39 @@ create or replace function messages._cron_last(
   set timezone = 'UTC'
 as $$
 declare
-  v_step interval := interval '1 second';
-  v_low timestamptz;
-  v_high timestamptz := until;
+  v_last timestamptz := since;
+  v_next timestamptz := messages.cron_next(cron, timezone, since);
+  v_found timestamptz;
   v_middle timestamptz;
-  v_next timestamptz;
+  -- None is later than this, up to the end.
+  v_high timestamptz := until;
+  v_step interval := interval '1 second';
 begin
+  if v_next > until then
+    return array[v_last, v_next];
+  end if;
+  v_next := null;
   -- Back in growing steps to where one is still to come, ...
   loop
-    v_low := greatest(since, until - v_step);
-    v_next := messages.cron_next(cron, timezone, v_low);
-    exit when v_next <= until;
-    if v_low <= since then
-      return since;
-    end if;
-    v_high := v_low;
+    v_middle := greatest(since, until - v_step);
+    v_found := messages.cron_next(cron, timezone, v_middle);
+    exit when v_found <= until;
+    v_high := v_middle;
+    v_next := v_found;
     v_step := v_step * 4;
   end loop;
-  -- ... then halving: none is later than v_high, v_next is the first one after v_low.
-  loop
-    v_low := v_next;
-    exit when v_high - v_low <= interval '1 second';
-    v_middle := v_low + (v_high - v_low) / 2;
-    v_next := messages.cron_next(cron, timezone, v_middle);
-    if v_next > until then
+  v_last := v_found;
+  -- ... then halving.
+  while v_high - v_last >= interval '1 second' loop
+    v_middle := v_last + (v_high - v_last) / 2;
+    v_found := messages.cron_next(cron, timezone, v_middle);
+    if v_found > until then
       v_high := v_middle;
-      v_next := v_low;
+      v_next := v_found;
+    else
+      v_last := v_found;
     end if;
   end loop;
-  return v_low;
+  return array[v_last, coalesce(v_next, messages.cron_next(cron, timezone, v_last))];
 end;
 $$;

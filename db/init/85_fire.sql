@@ -2,8 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.schedule, messages.message
--- calls:   messages.cron_next, messages._cron_last, messages._schedule_named,
---          messages._check_quantity
+-- calls:   messages._cron_around, messages._schedule_named, messages._check_quantity
 -- raises:  NQ003 invalid argument, NQ017 schedule not found
 
 -- One message for each of these times, by one statement; returns the id of the last.
@@ -49,9 +48,10 @@ create or replace function messages._fire(schedule messages.schedule, until time
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_last timestamptz := messages._cron_last(
+  v_around timestamptz[] := messages._cron_around(
     schedule.cron, schedule.timezone, schedule.next_at, until
   );
+  v_last timestamptz := v_around[1];
   v_most integer := greatest(schedule.backfill, (until - v_last <= schedule.grace)::integer);
   v_due timestamptz[] := array[]::timestamptz[];
   v_time timestamptz := v_last;
@@ -70,13 +70,15 @@ begin
   while cardinality(v_due) < v_most loop
     v_due := v_time || v_due;
     exit when v_time <= schedule.next_at;
-    v_time := messages._cron_last(
-      schedule.cron, schedule.timezone, schedule.next_at, v_time - interval '1 second'
-    );
+    v_time := (
+      messages._cron_around(
+        schedule.cron, schedule.timezone, schedule.next_at, v_time - interval '1 second'
+      )
+    )[1];
   end loop;
   v_id := messages._publish_due(schedule, v_due);
   update messages.schedule as s
-  set next_at = messages.cron_next(s.cron, s.timezone, until),
+  set next_at = v_around[2],
     last_at = case when v_id is null then s.last_at else v_last end,
     last_id = coalesce(v_id, s.last_id),
     skipped_at = case when v_id is null then v_last else s.skipped_at end,

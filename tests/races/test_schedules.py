@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from database import Connect, Connection, rows, value
+from database import Connect, Connection, rows, until_blocked, value
 
 
 async def test_many_sessions_publish_each_time_once(
@@ -34,3 +34,20 @@ async def test_many_sessions_publish_each_time_once(
             # Five, if a minute ends just now.
             assert published == times, name
             assert published in {4, 5}, name
+
+
+async def test_a_queue_is_dropped_after_what_is_being_fired_into_it(
+    connection: Connection, connect: Connect
+) -> None:
+    """Whoever fires holds the schedule and wants the queue; who drops must not hold the queue."""
+    await value(connection, "create_queue", name="q")
+    await value(connection, "schedule", name="s", cron="@hourly", queue="q")
+    await connection.execute("update messages.schedule set next_at = next_at - interval '2 hours'")
+    firing, dropping = await connect(), await connect()
+    async with firing.transaction():
+        await firing.execute("select from messages.schedule for update")
+        drop = asyncio.create_task(value(dropping, "drop_queue", name="q", force=True))
+        await until_blocked(connection, dropping)
+        assert await value(firing, "fire_schedules") == 1
+    assert await drop == 1
+    assert await rows(connection, "schedule_info") == []
