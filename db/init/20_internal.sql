@@ -160,13 +160,14 @@ begin
       e.result, g.key, g.max_attempts
     from gone as g
     join ending as e on e.id = g.id and e.lock_token = g.lock_token
-    returning a.id
   )
+  -- In one pass: this is in the way of every message, and hardly any is awaited.
   select
-    array(select k.id from kept as k),
-    array(select g.id from gone as g where g.awaited order by g.id),
-    array(select g.queue from gone as g where g.awaited order by g.id)
-  into v_done, v_awaited, v_queues;
+    array_agg(g.id),
+    array_agg(g.id) filter (where g.awaited),
+    array_agg(g.queue) filter (where g.awaited)
+  into v_done, v_awaited, v_queues
+  from gone as g;
   if v_awaited <> '{}' then
     perform messages._notify('finished_message', u.queue, messages._compact(array_agg(u.id)))
     from unnest(v_awaited, v_queues) as u (id, queue)
