@@ -8,7 +8,8 @@
 -- calls:   messages._look, messages._stage, messages._tokens, messages._pay
 -- raises:  nothing
 
--- Keys of which something waits, up to quantity of them, from one on and not past another.
+-- Keys of which something waits, up to quantity of them, from one on and not past another. Ordered
+-- as the index of what waits is: the other one has what is locked and scheduled as well.
 create or replace function messages._waiting_keys(
   queue text, first text, last text, quantity integer
 )
@@ -31,7 +32,7 @@ begin
         where m.queue = _waiting_keys.queue
           and m.state = 'waiting'
           and m.key >= _waiting_keys.first
-        order by m.key
+        order by m.key, m.priority desc, m.id
         limit 1
       )
       union all
@@ -43,7 +44,7 @@ begin
         where m.queue = _waiting_keys.queue
           and m.state = 'waiting'
           and m.key > w.key
-        order by m.key
+        order by m.key, m.priority desc, m.id
         limit 1
       ) as n
       where _waiting_keys.last is null or w.key < _waiting_keys.last

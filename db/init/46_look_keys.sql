@@ -131,7 +131,7 @@ begin
     end if;
   end if;
   -- Fewer than were asked for are all there are.
-  if queue.fair or cardinality(v_found) = v_asked then
+  if queue.fair or cardinality(v_found) = v_asked and cardinality(_ids) < quantity then
     for v_window in 1 .. 10 loop
       v_keys := messages._waiting_keys(
         queue.name, v_key, case when v_is_around then nullif(state.after_key, '') end,
