@@ -84,8 +84,8 @@ async def clear(connection: Connection) -> None:
         truncate messages.message, messages.message_archive, messages.redrive,
           messages.attempt, messages.relay_receipt restart identity;
         truncate messages.queue, messages.queue_grant, messages.origin, messages.schedule,
-          messages.dedup, messages.flow, messages.flow_state, messages.flow_key,
-          messages.flow_room, messages.share;
+          messages.dedup, messages.dependency, messages.flow, messages.flow_state,
+          messages.flow_key, messages.flow_room, messages.share;
         insert into messages.origin select (messages._here()).*;
         insert into messages.queue (name) values ('default');
     """)

@@ -1,6 +1,6 @@
 -- Publishing: what is remembered of it beside the messages.
 --
--- owns:    messages.redrive, messages.dedup
+-- owns:    messages.redrive, messages.dedup, messages.dependency
 -- writes:  nothing
 -- raises:  nothing
 
@@ -34,3 +34,30 @@ comment on column messages.dedup.queue is 'The queue in which the key is taken.'
 comment on column messages.dedup.dedup_key is 'The key that is taken.';
 comment on column messages.dedup.id is 'The message that was published under the key.';
 comment on column messages.dedup.expires_at is 'From then on the key may be published again.';
+
+create table if not exists messages.dependency (
+  message_id bigint not null,
+  after_id bigint not null,
+  position integer not null,
+  status messages.message_status,
+  due timestamptz,
+  delay interval,
+  on_failure text not null,
+  constraint dependency_message_id_after_id_pk primary key (message_id, after_id),
+  constraint dependency_on_failure_ck check (on_failure in ('cancel', 'run', 'hold'))
+);
+
+create index if not exists dependency_after_id_idx on messages.dependency (after_id);
+
+comment on table messages.dependency is
+  'Which messages wait for the end of which; the rows of one go when it succeeds, or with its '
+  'archived row.';
+comment on column messages.dependency.message_id is 'The message that waits.';
+comment on column messages.dependency.after_id is 'The message that it waits for.';
+comment on column messages.dependency.position is 'The place of the latter among all of them.';
+comment on column messages.dependency.status is 'How the latter ended; null: it has not yet.';
+comment on column messages.dependency.due is 'The message is not due before this instant.';
+comment on column messages.dependency.delay is 'How long after the last of them it is due.';
+comment on column messages.dependency.on_failure is
+  'What becomes of the message if the latter dies. cancel: it is archived as rejected; run: it '
+  'runs all the same; hold: it waits until somebody decides.';

@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings
 -- calls:   messages._invalid, messages._publish_all, messages._template, messages._check_unique
--- raises:  NQ001 queue not found (trigger), NQ003 invalid argument
+-- raises:  NQ001 queue not found (trigger), NQ002 message not found, NQ003 invalid argument
 
 create or replace function messages._check_attempts(max_attempts integer)
   returns void
@@ -33,7 +33,9 @@ create or replace function messages.publish(
   max_attempts integer default null,
   dedup_scope text default null,
   dedup_window interval default null,
-  on_duplicate text default 'keep'
+  on_duplicate text default 'keep',
+  after bigint[] default null,
+  on_failure text default 'cancel'
 )
   returns bigint
   language plpgsql
@@ -61,7 +63,7 @@ begin
   end if;
   -- What is seldom asked for costs the others these null tests.
   if publish.dedup_scope is not null or publish.dedup_window is not null
-    or publish.on_duplicate is distinct from 'keep'
+    or publish.on_duplicate is distinct from 'keep' or publish.after is not null
   then
     return (
       messages._publish_all(
@@ -74,7 +76,8 @@ begin
           )
         ),
         array[publish.message], array[publish.key], array[publish.dedup_key],
-        publish.dedup_window, publish.on_duplicate
+        publish.dedup_window, publish.on_duplicate, publish.after, publish.on_failure,
+        publish.available_at, publish.delay
       )
     )[1];
   end if;
@@ -102,7 +105,7 @@ end;
 $$;
 comment on function messages.publish(
   text, jsonb, integer, interval, timestamptz, text, jsonb, text, text, integer, text, interval,
-  text
+  text, bigint[], text
 ) is
   'Publish one message and return its id. delay counts from now, available_at is an instant; '
   'larger priority goes first. key says what the message is about; max_attempts (1 to 1000) is how '
@@ -112,4 +115,8 @@ comment on function messages.publish(
   'long after it was published, finished or not. on_duplicate: keep publishes nothing; replace '
   'gives the standing message this payload, headers, type and priority, unless a worker has locked '
   'it; debounce also moves its due time to that of this one, dedup_window after its first publish '
-  'at the latest. Raises NQ001 for an unknown queue, NQ003 for options that do not go together.';
+  'at the latest. after: the message waits for the end of those, and is due then, or at '
+  'available_at, or after delay. on_failure: what if one of them dies. cancel archives this one as '
+  'rejected, and what waits for it; run lets it run; hold keeps it until unblock(), cancel(), or '
+  'until the dead one was published again and succeeds. Raises NQ001 for an unknown queue, NQ002 '
+  'for an unknown message in after, and NQ003 for options that do not go together.';

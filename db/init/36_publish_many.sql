@@ -4,7 +4,8 @@
 -- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings
 -- calls:   messages._invalid, messages._queue, messages._check_attempts, messages._check_unique,
 --          messages._template, messages._publish_all
--- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
+-- raises:  NQ001 queue not found, NQ002 message not found, NQ003 invalid argument, NQ007 no right
+--          to the queue
 
 create or replace function messages._check_keys(name text, keys text[], messages jsonb[])
   returns void
@@ -35,7 +36,9 @@ create or replace function messages.publish_many(
   max_attempts integer default null,
   dedup_scope text default null,
   dedup_window interval default null,
-  on_duplicate text default 'keep'
+  on_duplicate text default 'keep',
+  after bigint[] default null,
+  on_failure text default 'cancel'
 )
   returns setof bigint
   language plpgsql
@@ -67,7 +70,7 @@ begin
   perform messages._check_keys('keys', publish_many.keys, publish_many.messages);
   perform messages._check_keys('dedup_keys', publish_many.dedup_keys, publish_many.messages);
   perform messages._queue(publish_many.queue);
-  if publish_many.dedup_keys is null then
+  if publish_many.dedup_keys is null and publish_many.after is null then
     return query
     insert into messages.message as m
       (queue, message, priority, available_at, type, headers, key, max_attempts)
@@ -89,18 +92,20 @@ begin
         publish_many.max_attempts, v_scope
       ),
       publish_many.messages, publish_many.keys, publish_many.dedup_keys,
-      publish_many.dedup_window, publish_many.on_duplicate
+      publish_many.dedup_window, publish_many.on_duplicate, publish_many.after,
+      publish_many.on_failure, publish_many.available_at, publish_many.delay
     )
   ) as p (id);
 end;
 $$;
 comment on function messages.publish_many(
   text, jsonb[], integer, interval, timestamptz, text, jsonb, text[], text[], integer, text,
-  interval, text
+  interval, text, bigint[], text
 ) is
   'Publish an array of messages with one statement and one bell; return their ids in the order of '
   'the array. keys has a key, or null, for each; max_attempts is for all. dedup_keys has a key, or '
   'null, for each; the id of a message whose key is taken is that of the one that stands, and '
   'dedup_scope, dedup_window and on_duplicate are for all, as in publish. Of several in the array '
-  'with one key the first is published, with replace and debounce the last. Raises NQ001 for an '
-  'unknown queue, and NQ003 where the arrays differ in length; then nothing is published.';
+  'with one key the first is published, with replace and debounce the last. after and on_failure '
+  'are for all, as in publish. Raises NQ001 for an unknown queue, NQ002 for an unknown message in '
+  'after, and NQ003 where the arrays differ in length; then nothing is published.';

@@ -1,8 +1,8 @@
--- Died: what makes a dead message heard, and its last attempt known.
+-- Died: what makes a dead message heard, its last attempt known, and what waits for it go on.
 --
 -- owns:    trigger died of messages.message_archive
 -- writes:  messages.attempt; notifies dead_message
--- calls:   messages._notify, messages._compact
+-- calls:   messages._notify, messages._compact, messages._settle_dependencies
 -- raises:  nothing
 
 create or replace function messages._died()
@@ -18,6 +18,12 @@ declare
   v_named integer := 0;
   v_count integer := 0;
 begin
+  if exists (select from messages.dependency) then
+    perform messages._settle_dependencies(
+      array_agg(a.id order by a.id), array_agg(a.status order by a.id)
+    )
+    from archived as a;
+  end if;
   for v_queue, v_ids in
     select a.queue, array_agg(a.id order by a.id)
     from archived as a

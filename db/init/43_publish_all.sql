@@ -2,8 +2,10 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.dedup
--- calls:   messages._queue, messages._take_keys, messages._renew, messages._check_access
--- raises:  NQ001 queue not found, NQ007 no right to the queue
+-- calls:   messages._queue, messages._take_keys, messages._renew, messages._check_access,
+--          messages._invalid, messages._predecessors, messages._depend
+-- raises:  NQ001 queue not found, NQ002 message not found, NQ003 invalid argument, NQ007 no right
+--          to the queue
 
 -- What messages have in common that are published together.
 create or replace function messages._template(
@@ -41,8 +43,12 @@ create or replace function messages._publish_all(
   payloads jsonb[],
   keys text[],
   dedup_keys text[],
-  dedup_window interval default null,
-  on_duplicate text default 'keep'
+  dedup_window interval,
+  on_duplicate text,
+  after bigint[],
+  on_failure text,
+  due timestamptz,
+  delay interval
 )
   returns bigint[]
   language plpgsql
@@ -59,11 +65,26 @@ declare
   v_leads boolean[];
   v_ids bigint[];
   v_each record;
+  v_after bigint[];
+  v_ended messages.dependency[];
 begin
   perform messages._queue(template.queue);
   -- The trigger `admit` does not see a message that is there already.
   if exists (select from messages.queue_grant) then
     perform messages._check_access(template.queue, 'publish into');
+  end if;
+  if cardinality(after) > 0 then
+    if on_duplicate = 'debounce' then
+      perform messages._invalid('debounce and after exclude each other');
+    end if;
+    v_ended := messages._predecessors(after, on_failure);
+    v_after := array(
+      select u.id from unnest(after) with ordinality as u (id, position)
+      group by u.id
+      order by min(u.position)
+    );
+    template.blockers := cardinality(v_after);
+    template.available_at := 'infinity';
   end if;
   -- Ids in the order of the array, but rows in the order of the keys: whoever publishes a key waits
   -- for another that does, and two that take the same keys in another order wait for ever.
@@ -91,12 +112,13 @@ begin
   loop
     insert into messages.message (
       id, queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts,
-      dedup_scope
+      dedup_scope, blockers
     )
     overriding system value
     select
       p.new, template.queue, p.payload, template.priority, template.available_at, template.type,
-      template.headers, p.dedup_key, p.key, template.max_attempts, template.dedup_scope
+      template.headers, p.dedup_key, p.key, template.max_attempts, template.dedup_scope,
+      template.blockers
     from unnest(v_new, payloads, dedup_keys, keys, v_ids, v_leads)
       as p (new, payload, dedup_key, key, id, leads)
     where p.id is null
@@ -146,6 +168,12 @@ begin
         from unnest(dedup_keys, v_new, v_ids, v_leads) as p (dedup_key, new, id, leads)
         where p.id <> p.new and p.leads
       );
+  end if;
+  if v_after is not null then
+    perform messages._depend(
+      array(select u.id from unnest(v_ids, v_new) as u (id, new) where u.id = u.new),
+      v_after, on_failure, due, delay, v_ended
+    );
   end if;
   return array(
     select case when p.dedup_key is null then p.id else max(p.id) over same end

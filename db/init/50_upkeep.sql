@@ -6,7 +6,8 @@
 --          messages._compact, messages._make_partitions, messages._drop_partitions,
 --          messages._check_quantity, messages._note_reached, messages._note_attempt,
 --          messages._expiry, messages._reject_strays, messages._forget_receipts,
---          messages.fire_schedules, messages._forget_keys, messages._sweep_flow
+--          messages.fire_schedules, messages._forget_keys, messages._sweep_flow,
+--          messages._sweep_dependencies
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -148,6 +149,7 @@ begin
   perform messages.fire_schedules();
   v_report.reaped := messages.reap() + messages._reject_strays(1000);
   perform messages._forget_keys(10000);
+  perform messages._sweep_dependencies(1000);
   v_report.staged := messages.stage_due();
   -- About twice a minute, as it reads all keys that are ahead of others.
   if random() < 0.03 then

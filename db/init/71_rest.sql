@@ -3,7 +3,8 @@
 -- owns:    nothing
 -- writes:  messages.queue, messages.message, messages.queue_grant, messages.dedup and
 --          messages.schedule (drop_queue)
--- calls:   messages._queue, messages._publishing_key, messages._ring_again, messages._check_access
+-- calls:   messages._queue, messages._publishing_key, messages._ring_again, messages._check_access,
+--          messages._resolve
 -- raises:  NQ001 queue not found, NQ005 queue not empty, NQ007 no right to the queue, NQ009 open
 --          transactions
 
@@ -31,6 +32,7 @@ as $$
 declare
   v_queue messages.queue;
   v_dropped bigint;
+  v_awaited bigint[];
 begin
   -- First, since who fires a schedule holds its row while it publishes.
   perform from messages.schedule as s where s.queue = drop_queue.name order by s.name for update;
@@ -48,8 +50,24 @@ begin
   end if;
   -- In id order, as all who lock rows do.
   perform from messages.message as m where m.queue = v_queue.name order by m.id for update;
+  if exists (select from messages.dependency) then
+    v_awaited := array(
+      select m.id from messages.message as m
+      where m.queue = v_queue.name
+        and exists (
+          select from messages.dependency as d where d.after_id = m.id and d.status is null
+        )
+      order by m.id
+    );
+  end if;
   delete from messages.message as m where m.queue = v_queue.name;
   get diagnostics v_dropped = row_count;
+  if v_awaited <> '{}' then
+    -- For those that wait in other queues.
+    perform messages._resolve(
+      v_awaited, array_fill('rejected'::messages.message_status, array[cardinality(v_awaited)])
+    );
+  end if;
   delete from messages.dedup as d where d.queue = v_queue.name;
   delete from messages.queue_grant as g where g.queue = v_queue.name;
   delete from messages.flow as f where f.queue = v_queue.name;

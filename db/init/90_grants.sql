@@ -112,11 +112,11 @@ begin
   grant execute on function
     messages.publish(
       text, jsonb, integer, interval, timestamptz, text, jsonb, text, text, integer, text,
-      interval, text
+      interval, text, bigint[], text
     ),
     messages.publish_many(
       text, jsonb[], integer, interval, timestamptz, text, jsonb, text[], text[], integer, text,
-      interval, text
+      interval, text, bigint[], text
     ),
     -- Called by the insert trigger, with the rights of whoever inserts.
     messages.announce(bigint, text, boolean)
@@ -154,12 +154,14 @@ begin
     messages.archive_find(bigint),
     messages.attempts(bigint),
     messages.queue_info(text),
+    messages.dependencies(bigint),
     messages.diagnose()
     to notifyq_worker, notifyq_admin;
 
   grant select on all tables in schema messages to notifyq_reader, notifyq_admin;
   grant execute on function
     messages.queue_info(text),
+    messages.dependencies(bigint),
     messages.diagnose(),
     messages.message_list(text, messages.message_state, integer),
     messages.message_find(bigint),
@@ -193,6 +195,7 @@ begin
     messages.pause_queue(text),
     messages.resume_queue(text),
     messages.cancel(bigint),
+    messages.unblock(bigint),
     messages.dead_retry(bigint[]),
     messages.redrive(text, messages.message_status, timestamptz, timestamptz, integer),
     messages.dead_delete(bigint[]),

@@ -34,6 +34,10 @@ OnDuplicate = Literal["keep", "replace", "debounce"]
 """What becomes of the message that has the key: it stays, is made the newer one, or put off too."""
 
 
+OnFailure = Literal["cancel", "run", "hold"]
+"""What becomes of a message if one of those dies that it waits for."""
+
+
 class Options(TypedDict, total=False):
     """What holds for one message, or for each of many."""
 
@@ -50,6 +54,10 @@ class Options(TypedDict, total=False):
     """With keep: it has its key this long at least; debounce: it is put off no longer than this."""
     on_duplicate: OnDuplicate
     """What becomes of a message whose `dedup_key` is taken; by default it is not published."""
+    after: Iterable[int] | None
+    """Messages whose end it waits for; `delay` counts from the last of them."""
+    on_failure: OnFailure
+    """What if one of them dies; by default this one is cancelled."""
 
 
 class MessageOptions(Options, total=False):
@@ -233,6 +241,8 @@ def _behind(options: Options) -> tuple[Any, ...]:
         options.get("dedup_scope"),
         options.get("dedup_window"),
         options.get("on_duplicate", "keep"),
+        None if (after := options.get("after")) is None else list(after),
+        options.get("on_failure", "cancel"),
     )
 
 

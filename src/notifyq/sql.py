@@ -11,7 +11,8 @@ PUBLISH = """
 select messages.publish(
   queue => $1, message => $2::text::jsonb, priority => $3, delay => $4, available_at => $5,
   type => $6, headers => $7::text::jsonb, dedup_key => $8, key => $9, max_attempts => $10,
-  dedup_scope => $11, dedup_window => $12, on_duplicate => $13)
+  dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
+  on_failure => $15)
 """
 # A transaction that waits for the source of its stream is not one that was forgotten.
 PATIENCE = "set local idle_in_transaction_session_timeout = 0"
@@ -26,7 +27,8 @@ PUBLISH_MANY = """
 select messages.publish_many(
   queue => $1, messages => $2::text[]::jsonb[], priority => $3, delay => $4, available_at => $5,
   type => $6, headers => $7::text::jsonb, dedup_keys => $8, keys => $9, max_attempts => $10,
-  dedup_scope => $11, dedup_window => $12, on_duplicate => $13)
+  dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
+  on_failure => $15)
 """
 
 CLAIM = """
@@ -119,6 +121,8 @@ select * from messages.archive_list(
 ARCHIVE_FIND = "select * from messages.archive_find(id => $1)"
 RESULT = "select r.* from messages.result(id => $1) as r"
 AWAIT_RESULT = "select r.* from messages.await_result(id => $1) as r"
+DEPENDENCIES = "select r.* from messages.dependencies(id => $1) as r"
+UNBLOCK = "select messages.unblock(id => $1)"
 ATTEMPTS = "select * from messages.attempts(id => $1)"
 ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
 

@@ -64,6 +64,7 @@ READ_TABLES = [
     "select * from messages.relay_receipt",
     "select * from messages.schedule",
     "select * from messages.dedup",
+    "select * from messages.dependency",
 ]
 READ = [
     "select messages.message_list()",
@@ -82,6 +83,7 @@ READ = [
 ]
 INFO = [
     "select messages.queue_info()",
+    "select messages.dependencies(1)",
     "select messages.diagnose()",
     "select messages.attempts(1)",
 ]
@@ -94,6 +96,7 @@ ADMIN = [
     "select messages.pause_queue('default')",
     "select messages.resume_queue('default')",
     "select messages.cancel(1)",
+    "select messages.unblock(1)",
     "select messages.dead_delete(1)",
     "select messages.dead_retry(1)",
     "select messages.redrive()",

@@ -1,0 +1,188 @@
+-- Resolve: what the end of messages means for those that wait for them.
+--
+-- A chain of any length is resolved at once and not link by link. Rows of messages are locked in
+-- id order before anything changes; who is to be cancelled has no other way out, as nobody claims
+-- what waits for others.
+--
+-- owns:    nothing
+-- writes:  messages.message, messages.message_archive, messages.dependency
+-- calls:   messages._archive, messages._ring, messages._compact
+-- raises:  nothing
+
+create or replace function messages._resolve(
+  ids bigint[],
+  statuses messages.message_status[]
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_doomed bigint[] := '{}';
+  v_causes bigint[];
+  v_due bigint[];
+begin
+  if 'success' <> any (statuses) then
+    with recursive doomed (id, cause) as (
+      select d.message_id, u.id
+      from unnest(ids, statuses) as u (id, status)
+      join messages.dependency as d on d.after_id = u.id
+      where u.status <> 'success'
+        and d.status is null
+        and d.on_failure = 'cancel'
+      union
+      select d.message_id, o.cause
+      from doomed as o
+      join messages.dependency as d on d.after_id = o.id
+      where d.status is null
+        and d.on_failure = 'cancel'
+    )
+    select coalesce(array_agg(o.id order by o.id), '{}'), array_agg(o.cause order by o.id)
+    into v_doomed, v_causes
+    from (select d.id, min(d.cause) as cause from doomed as d group by d.id) as o;
+  end if;
+  perform from messages.message as m
+  where m.id = any (
+    array(
+      select d.message_id from messages.dependency as d
+      where d.after_id = any (ids || v_doomed) and d.status is null
+    )
+  )
+  order by m.id
+  for no key update;
+  with ended as (
+    select u.id, u.status from unnest(ids, statuses) as u (id, status)
+    union all
+    select u.id, 'rejected' from unnest(v_doomed) as u (id)
+  ),
+  marked as (
+    update messages.dependency as d
+    set status = e.status
+    from ended as e
+    where d.after_id = e.id
+      and d.status is null
+    returning d.message_id, d.due, d.delay,
+      case when e.status <> 'success' then d.on_failure end as failing
+  ),
+  counted as (
+    select k.message_id, min(k.due) as due, min(k.delay) as delay,
+      count(*) filter (where k.failing is distinct from 'hold') as ended
+    from marked as k
+    group by k.message_id
+    having bool_and(k.failing is distinct from 'cancel')
+  ),
+  freed as (
+    update messages.message as m
+    set blockers = nullif(m.blockers - c.ended, 0),
+      -- The trigger `schedule` makes it scheduled where it is not due.
+      state = 'waiting',
+      available_at = case
+        when m.blockers > c.ended then m.available_at
+        when c.delay > interval '0' then clock_timestamp() + c.delay
+        else greatest(c.due, now()) end
+    from counted as c
+    where m.id = c.message_id
+      and m.blockers is not null
+    returning m.id, m.state
+  )
+  select array_agg(f.id order by f.id) into v_due from freed as f where f.state = 'waiting';
+  if v_doomed <> '{}' then
+    perform messages._archive(
+      array_agg(m.id), array_agg(m.lock_token),
+      array_agg('rejected'::messages.message_status),
+      array_agg(format('cancelled: it was to run after message %s, which died', u.cause)),
+      state => 'scheduled'
+    )
+    from unnest(v_doomed, v_causes) as u (id, cause)
+    join messages.message as m on m.id = u.id;
+  end if;
+  perform messages._ring(q, messages._compact(array_agg(m.id)))
+  from unnest(v_due[1:1000]) as u (id)
+  join messages.message as m on m.id = u.id
+  join messages.queue as q on q.name = m.queue
+  group by q;
+end;
+$$;
+
+-- Called by the trigger `died` for all that is archived, while anything waits for anything.
+create or replace function messages._settle_dependencies(
+  ids bigint[],
+  statuses messages.message_status[]
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
+as $$
+begin
+  if exists (
+    select from messages.dependency as d where d.after_id = any (ids) and d.status is null
+  ) then
+    perform messages._resolve(ids, statuses);
+  end if;
+  -- A dead message may be published again, and reads the results of others then.
+  delete from messages.dependency as d
+  where d.message_id = any (
+    array(select u.id from unnest(ids, statuses) as u (id, status) where u.status = 'success')
+  );
+end;
+$$;
+
+-- Look at some more of the dependencies, from where this session stopped last: end those on
+-- messages that are gone unnoticed, and remove those of messages that are gone themselves.
+create or replace function messages._sweep_dependencies(quantity bigint)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_place bigint[] := nullif(current_setting('notifyq.swept', true), '')::bigint[];
+  v_swept messages.dependency[];
+  v_gone bigint[];
+begin
+  if not exists (select from messages.dependency) then
+    return 0;
+  end if;
+  v_swept := array(
+    select d from messages.dependency as d
+    where (d.message_id, d.after_id) > (coalesce(v_place[1], 0), coalesce(v_place[2], 0))
+    order by d.message_id, d.after_id
+    limit _sweep_dependencies.quantity
+  );
+  perform set_config(
+    'notifyq.swept',
+    case when cardinality(v_swept) < quantity then '' else
+      array[v_swept[quantity].message_id, v_swept[quantity].after_id]::text end,
+    false
+  );
+  v_gone := array(
+    select distinct s.after_id from unnest(v_swept) as s
+    where s.status is null
+      and not exists (select from messages.message as m where m.id = s.after_id)
+  );
+  if v_gone <> '{}' then
+    perform messages._resolve(
+      array_agg(g.id), array_agg(coalesce(a.status, 'rejected'))
+    )
+    from unnest(v_gone) as g (id)
+    left join messages.message_archive as a on a.id = g.id;
+  end if;
+  delete from messages.dependency as d
+  where d.message_id = any (array(
+    select distinct s.message_id from unnest(v_swept) as s
+    where not exists (select from messages.message as m where m.id = s.message_id)
+      and not exists (select from messages.message_archive as a where a.id = s.message_id)
+  ));
+  return cardinality(v_swept);
+end;
+$$;
