@@ -3,7 +3,7 @@
 -- owns:    messages.dead_message
 -- writes:  messages.message, messages.redrive, messages.message_archive and
 --          messages.attempt (dead_delete)
--- calls:   messages._check_quantity, messages._invalid, messages._queue
+-- calls:   messages._check_quantity, messages._invalid, messages._queue, messages._redirect
 -- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace view messages.dead_message as
@@ -64,8 +64,10 @@ create or replace function messages.dead_retry(variadic ids bigint[])
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
+declare
+  v_dead bigint[];
+  v_again bigint[];
 begin
-  return query
   with dead as materialized (
     select d.id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts
     from messages.dead_message as d
@@ -80,24 +82,35 @@ begin
     from (select d.id from dead as d order by d.id) as o
     on conflict on constraint redrive_archive_id_pk do nothing
     returning r.archive_id, r.message_id
-  )
+  ),
   -- Without the key: a live message may have it by now, and this one must be published.
-  insert into messages.message as m
-    (id, queue, type, priority, message, headers, key, max_attempts)
-    overriding system value
+  published as (
+    insert into messages.message as m
+      (id, queue, type, priority, message, headers, key, max_attempts)
+      overriding system value
+    select
+      r.message_id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts
+    from recorded as r
+    join dead as d on d.id = r.archive_id
+    order by r.message_id
+  )
   select
-    r.message_id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts
-  from recorded as r
-  join dead as d on d.id = r.archive_id
-  order by r.message_id
-  returning m.id;
+    array_agg(r.archive_id order by r.message_id),
+    array_agg(r.message_id order by r.message_id)
+  into v_dead, v_again
+  from recorded as r;
+  if exists (select from messages.dependency) then
+    perform messages._redirect(v_dead, v_again);
+  end if;
+  return query select u.id from unnest(v_again) as u (id);
 end;
 $$;
 comment on function messages.dead_retry(bigint[]) is
   'Publish dead messages again and return the new ids: same queue, message, headers, type, key and '
   'priority, due at once, with all attempts and without the dedup_key. Each is published again '
-  'once; ids that were, or are not of dead messages, are left out. Raises NQ001 where a queue is '
-  'gone; then nothing is published.';
+  'once; ids that were, or are not of dead messages, are left out. What is held for one of them '
+  'waits for the new message; and one that ran after others waits for those of them that are '
+  'published again as well. Raises NQ001 where a queue is gone; then nothing is published.';
 
 create or replace function messages.redrive(
   queue text default null,

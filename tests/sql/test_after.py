@@ -42,6 +42,11 @@ async def state(connection: Connection, id_: int) -> tuple[str, int | None]:
     return message["state"], message["blockers"]
 
 
+async def retry(connection: Connection, *ids: int) -> list[int]:
+    found = await connection.fetch("select messages.dead_retry(variadic $1::bigint[])", ids)
+    return [row[0] for row in found]
+
+
 async def test_a_message_waits_for_all_that_it_is_to_run_after(
     connection: Connection, bells: Bells
 ) -> None:
@@ -108,12 +113,45 @@ async def test_hold_waits_for_the_dead_one_to_be_published_again(connection: Con
     await finish(connection, first, "failed")
     await finish(connection, second)
     assert await state(connection, id_) == ("scheduled", 1)
-    (again,) = [row[0] for row in await rows(connection, "dead_retry", ids=[first])]
+    (again,) = await retry(connection, first)
     await finish(connection, again, "failed")
-    (again,) = [row[0] for row in await rows(connection, "dead_retry", ids=[again])]
+    (again,) = await retry(connection, again)
     assert await state(connection, id_) == ("scheduled", 1)
     await finish(connection, again)
     assert await state(connection, id_) == ("waiting", None)
+
+
+async def test_a_chain_that_is_published_again_keeps_its_order(connection: Connection) -> None:
+    first, other = await publish(connection, 2)
+    second = await after(connection, [other, first])
+    third = await after(connection, [second])
+    await finish(connection, other, result="kept")
+    await finish(connection, first, "failed")
+    (first,) = await retry(connection, first)
+    await finish(connection, first, "failed")
+    assert await value(connection, "redrive") == 3
+    # The one that died last has the largest id by now.
+    last, *waiting = sorted(
+        await rows(connection, "message_list"), key=lambda row: row["blockers"] or 0
+    )
+    assert [last["blockers"], *(row["blockers"] for row in waiting)] == [None, 1, 1]
+    again = [last["id"], *(row["id"] for row in waiting)]
+    assert [row["result"] for row in await rows(connection, "dependencies", id=again[1])] == [
+        "kept", None,
+    ]  # fmt: skip
+    for id_ in again:
+        await finish(connection, id_)
+    assert await rows(connection, "message_list") == []
+    assert third not in again
+
+
+async def test_published_again_alone_it_waits_for_nobody(connection: Connection) -> None:
+    (first,) = await publish(connection, 1)
+    second = await after(connection, [first])
+    await finish(connection, first, "failed")
+    (again,) = await retry(connection, second)
+    assert await state(connection, again) == ("waiting", None)
+    assert [row["state"] for row in await rows(connection, "dependencies", id=again)] == ["failed"]
 
 
 async def test_somebody_may_decide_about_what_is_held(connection: Connection, bells: Bells) -> None:
