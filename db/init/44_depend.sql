@@ -20,6 +20,7 @@ create or replace function messages._predecessors(after bigint[], on_failure tex
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
+  set lock_timeout = '200ms'
 as $$
 declare
   v_live bigint[];
@@ -38,15 +39,25 @@ begin
   if cardinality(after) > 100000 then
     perform messages._invalid('a message can wait for 100000 others at most');
   end if;
-  with locked as materialized (
-    select m.id, m.queue from messages.message as m
-    where m.id = any (_predecessors.after)
-    order by m.id
-    for key share
-  )
-  select coalesce(array_agg(l.id), '{}'), coalesce(array_agg(distinct l.queue), '{}')
-  into v_live, v_queues
-  from locked as l;
+  loop
+    begin
+      with locked as materialized (
+        select m.id, m.queue from messages.message as m
+        where m.id = any (_predecessors.after)
+        order by m.id
+        for key share
+      )
+      select coalesce(array_agg(l.id), '{}'), coalesce(array_agg(distinct l.queue), '{}')
+      into v_live, v_queues
+      from locked as l;
+      exit;
+    exception
+      -- A finisher holds what it ends before it comes to what waits for that, so it may wait for
+      -- us. We let go of all and begin again; a worker should not fail for a publisher.
+      when lock_not_available then
+        null;
+    end;
+  end loop;
   v_rest := array(
     select u.id from unnest(_predecessors.after) as u (id)
     except
@@ -102,7 +113,7 @@ create or replace function messages._depend(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
-  insert into messages.dependency (message_id, after_id, position, on_failure, due, delay)
+  insert into messages.dependency (message_id, after_id, position, on_failure, available_at, delay)
   select u.id, a.id, a.position, _depend.on_failure, _depend.due, _depend.delay
   from unnest(_depend.ids) as u (id)
   cross join unnest(_depend.after) with ordinality as a (id, position)

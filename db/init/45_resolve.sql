@@ -9,6 +9,69 @@
 -- calls:   messages._archive, messages._ring, messages._compact
 -- raises:  nothing
 
+-- Lock what waits for these messages; tell what is to be cancelled with them, and for which one.
+create or replace function messages._lock_dependents(
+  ids bigint[],
+  statuses messages.message_status[],
+  out doomed bigint[],
+  out causes bigint[]
+)
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+  set lock_timeout = '200ms'
+as $$
+declare
+  v_locked bigint[];
+begin
+  loop
+    begin
+      v_locked := null;
+      loop
+        with recursive doomed (id, cause) as (
+          select d.message_id, u.id
+          from unnest(_lock_dependents.ids, _lock_dependents.statuses) as u (id, status)
+          join messages.dependency as d on d.after_id = u.id
+          where u.status <> 'success'
+            and d.status is null
+            and d.on_failure = 'cancel'
+          union
+          select d.message_id, o.cause
+          from doomed as o
+          join messages.dependency as d on d.after_id = o.id
+          where d.status is null
+            and d.on_failure = 'cancel'
+        )
+        select coalesce(array_agg(o.id order by o.id), '{}'), array_agg(o.cause order by o.id)
+        into _lock_dependents.doomed, _lock_dependents.causes
+        from (select d.id, min(d.cause) as cause from doomed as d group by d.id) as o;
+        -- What is locked gets nobody any more who waits for it; but meanwhile it may have.
+        exit when _lock_dependents.doomed = v_locked;
+        perform from messages.message as m
+        where m.id = any (
+          array(
+            select d.message_id from messages.dependency as d
+            where d.after_id = any (_lock_dependents.ids || _lock_dependents.doomed)
+              and d.status is null
+          )
+        )
+        order by m.id
+        for update;
+        v_locked := _lock_dependents.doomed;
+      end loop;
+      exit;
+    exception
+      -- Whoever holds one of them may wait for another that we hold: begin again without any.
+      when lock_not_available then
+        null;
+    end;
+  end loop;
+end;
+$$;
+
 create or replace function messages._resolve(
   ids bigint[],
   statuses messages.message_status[]
@@ -22,38 +85,12 @@ create or replace function messages._resolve(
   set jit = off
 as $$
 declare
-  v_doomed bigint[] := '{}';
+  v_doomed bigint[];
   v_causes bigint[];
   v_due bigint[];
 begin
-  if 'success' <> any (statuses) then
-    with recursive doomed (id, cause) as (
-      select d.message_id, u.id
-      from unnest(ids, statuses) as u (id, status)
-      join messages.dependency as d on d.after_id = u.id
-      where u.status <> 'success'
-        and d.status is null
-        and d.on_failure = 'cancel'
-      union
-      select d.message_id, o.cause
-      from doomed as o
-      join messages.dependency as d on d.after_id = o.id
-      where d.status is null
-        and d.on_failure = 'cancel'
-    )
-    select coalesce(array_agg(o.id order by o.id), '{}'), array_agg(o.cause order by o.id)
-    into v_doomed, v_causes
-    from (select d.id, min(d.cause) as cause from doomed as d group by d.id) as o;
-  end if;
-  perform from messages.message as m
-  where m.id = any (
-    array(
-      select d.message_id from messages.dependency as d
-      where d.after_id = any (ids || v_doomed) and d.status is null
-    )
-  )
-  order by m.id
-  for no key update;
+  select l.doomed, l.causes into v_doomed, v_causes
+  from messages._lock_dependents(ids, statuses) as l;
   with ended as (
     select u.id, u.status from unnest(ids, statuses) as u (id, status)
     union all
@@ -65,11 +102,11 @@ begin
     from ended as e
     where d.after_id = e.id
       and d.status is null
-    returning d.message_id, d.due, d.delay,
+    returning d.message_id, d.available_at, d.delay,
       case when e.status <> 'success' then d.on_failure end as failing
   ),
   counted as (
-    select k.message_id, min(k.due) as due, min(k.delay) as delay,
+    select k.message_id, min(k.available_at) as due, min(k.delay) as delay,
       count(*) filter (where k.failing is distinct from 'hold') as ended
     from marked as k
     group by k.message_id
@@ -131,58 +168,5 @@ begin
   where d.message_id = any (
     array(select u.id from unnest(ids, statuses) as u (id, status) where u.status = 'success')
   );
-end;
-$$;
-
--- Look at some more of the dependencies, from where this session stopped last: end those on
--- messages that are gone unnoticed, and remove those of messages that are gone themselves.
-create or replace function messages._sweep_dependencies(quantity bigint)
-  returns integer
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
-as $$
-declare
-  v_place bigint[] := nullif(current_setting('notifyq.swept', true), '')::bigint[];
-  v_swept messages.dependency[];
-  v_gone bigint[];
-begin
-  if not exists (select from messages.dependency) then
-    return 0;
-  end if;
-  v_swept := array(
-    select d from messages.dependency as d
-    where (d.message_id, d.after_id) > (coalesce(v_place[1], 0), coalesce(v_place[2], 0))
-    order by d.message_id, d.after_id
-    limit _sweep_dependencies.quantity
-  );
-  perform set_config(
-    'notifyq.swept',
-    case when cardinality(v_swept) < quantity then '' else
-      array[v_swept[quantity].message_id, v_swept[quantity].after_id]::text end,
-    false
-  );
-  v_gone := array(
-    select distinct s.after_id from unnest(v_swept) as s
-    where s.status is null
-      and not exists (select from messages.message as m where m.id = s.after_id)
-  );
-  if v_gone <> '{}' then
-    perform messages._resolve(
-      array_agg(g.id), array_agg(coalesce(a.status, 'rejected'))
-    )
-    from unnest(v_gone) as g (id)
-    left join messages.message_archive as a on a.id = g.id;
-  end if;
-  delete from messages.dependency as d
-  where d.message_id = any (array(
-    select distinct s.message_id from unnest(v_swept) as s
-    where not exists (select from messages.message as m where m.id = s.message_id)
-      and not exists (select from messages.message_archive as a where a.id = s.message_id)
-  ));
-  return cardinality(v_swept);
 end;
 $$;

@@ -442,7 +442,7 @@ create table messages.dependency (
   after_id bigint not null,
   position integer not null,
   status messages.message_status,
-  due timestamptz,
+  available_at timestamptz,
   delay interval,
   on_failure text not null,
   constraint dependency_message_id_after_id_pk primary key (message_id, after_id),
@@ -458,7 +458,7 @@ comment on column messages.dependency.message_id is 'The message that waits.';
 comment on column messages.dependency.after_id is 'The message that it waits for.';
 comment on column messages.dependency.position is 'The place of the latter among all of them.';
 comment on column messages.dependency.status is 'How the latter ended; null: it has not yet.';
-comment on column messages.dependency.due is 'The message is not due before this instant.';
+comment on column messages.dependency.available_at is 'The message is not due before this instant.';
 comment on column messages.dependency.delay is 'How long after the last of them it is due.';
 comment on column messages.dependency.on_failure is
   'What becomes of the message if the latter dies. cancel: it is archived as rejected; run: it '

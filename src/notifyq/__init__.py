@@ -39,7 +39,7 @@ from notifyq.errors import (
     ServerError,
 )
 from notifyq.handlers import BatchHandler, Handler, MessageHandler
-from notifyq.model import ArchivedMessage, Attempt, Message, State, Status
+from notifyq.model import ArchivedMessage, Attempt, Dependency, Message, State, Status
 from notifyq.payload import Json
 from notifyq.registry import HandlerOptions
 from notifyq.results import Handle
@@ -61,6 +61,7 @@ __all__ = [
     "DatabaseUnavailableError",
     "DeadLetters",
     "DeadMessageError",
+    "Dependency",
     "ForeignPositionError",
     "Handle",
     "Handler",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notifyq import sql
-from notifyq.model import ArchivedMessage, Attempt, Message
+from notifyq.model import ArchivedMessage, Attempt, Dependency, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +54,18 @@ class Archive:
         """The attempts of a message that did not succeed, the first one first."""
         rows = await self._database.fetch(sql.ATTEMPTS, message_id)
         return [Attempt.from_row(row) for row in rows]
+
+    async def dependencies(self, message_id: int) -> list[Dependency]:
+        """What a message waits for, or has waited for, in the order in which it was published.
+
+        A message that has succeeded has none any more.
+        """
+        rows = await self._database.fetch(sql.DEPENDENCIES, message_id)
+        return [Dependency.from_row(row) for row in rows]
+
+    async def unblock(self, message_id: int) -> bool:
+        """Make a message due whatever it waits for; false if it waits for nothing."""
+        return bool(await self._database.value(sql.UNBLOCK, message_id))
 
     async def summary(
         self, queue: str | None = None, since: datetime | None = None

@@ -161,6 +161,29 @@ class Attempt:
         return cls(**{name: row[name] for name in cls.__dataclass_fields__})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependency:
+    """A message that another one waits for."""
+
+    id: int
+    queue: str | None
+    """None where the archive does not keep it any more."""
+    state: str
+    """Where it stands, or how it ended."""
+    details: str | None
+    result: str | None
+    """What its handler returned, as JSON text."""
+
+    @classmethod
+    def from_row(cls, row: asyncpg.Record) -> Dependency:
+        """Take the columns of a report."""
+        return cls(**{name: row[name] for name in cls.__dataclass_fields__})
+
+    def value(self) -> Any:
+        """Decode the result; None where there is none."""
+        return None if self.result is None else decode(self.result)
+
+
 @dataclass(frozen=True, slots=True)
 class Success:
     """The handler returned; `result` is what it returned, as JSON text."""

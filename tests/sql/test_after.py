@@ -181,7 +181,9 @@ async def test_a_delay_counts_from_the_end_of_the_last(connection: Connection) -
     now = await connection.fetchval("select now()")
     late = await after(connection, [first], available_at=now + 2 * HOUR)
     early = await after(connection, [first], available_at=now - HOUR)
-    await connection.execute("update messages.dependency set due = due - interval '1 hour'")
+    await connection.execute(
+        "update messages.dependency set available_at = available_at - interval '1 hour'"
+    )
     assert [await state(connection, it) for it in (delayed, late, early)] == 3 * [("scheduled", 1)]
     await finish(connection, first)
     message = await live(connection, delayed)
