@@ -38,6 +38,7 @@ from notifyq.errors import (
     SchemaTooOldError,
     ServerError,
 )
+from notifyq.groups import Group, publish_group
 from notifyq.handlers import BatchHandler, Handler, MessageHandler
 from notifyq.model import ArchivedMessage, Attempt, Dependency, Message, State, Status
 from notifyq.payload import Json
@@ -63,6 +64,7 @@ __all__ = [
     "DeadMessageError",
     "Dependency",
     "ForeignPositionError",
+    "Group",
     "Handle",
     "Handler",
     "HandlerOptions",
@@ -103,4 +105,5 @@ __all__ = [
     "Transaction",
     "Worker",
     "__version__",
+    "publish_group",
 ]

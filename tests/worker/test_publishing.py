@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notifyq import ConfigurationError, Json
+from notifyq import ConfigurationError, Json, Message, QueueNotFoundError, Reject, publish_group
+from worker.running import working
 
 if TYPE_CHECKING:
     from database import Connection
@@ -46,3 +47,35 @@ async def test_keys_and_attempts_reach_the_messages(app: App) -> None:
         (message.payload(), message.key, message.max_attempts)
         for message in sorted(await app.archive.live(), key=lambda it: it.id)
     ] == [(0, "zero", 4), (1, "k1", 2), (2, "k2", 2), (3, None, None)]
+
+
+async def test_a_group_calls_back_with_its_results(app: App) -> None:
+    await app.admin.create_queue("parts")
+    await app.admin.create_queue("whole")
+
+    @app.handler("parts")
+    async def part(number: int) -> int:
+        if number == 2:
+            raise Reject("two is odd")
+        return 10 * number
+
+    @app.handler("whole")
+    async def whole(_: str, message: Message) -> list[tuple[str, int | None]]:
+        parts = await app.archive.dependencies(message.id)
+        return [(it.state, it.value()) for it in parts]
+
+    group = await publish_group(app, "parts", [1, 2, 3], callback=("whole", "done"))
+    async with working(app):
+        found = await group.callback.result(timeout=20)
+    assert found == [["success", 10], ["rejected", None], ["success", 30]]
+    empty = await publish_group(app, "parts", [], callback=("whole", "done"), on_failure="hold")
+    (message,) = await app.archive.live()
+    assert (message.id, message.state, empty.messages) == (empty.callback, "waiting", [])
+    held = await app.publish("parts", 4, after=[group.messages[1]], on_failure="hold")
+    assert await app.archive.unblock(held)
+
+
+async def test_a_group_is_published_all_or_none(app: App) -> None:
+    with pytest.raises(QueueNotFoundError):
+        await publish_group(app, "default", [1, 2], callback=("nope", None))
+    assert not await app.archive.live()

@@ -1,7 +1,7 @@
 -- Depend: messages that wait for the end of others.
 --
 -- Whoever publishes such a message locks those that it waits for against their end until it
--- commits; whoever ends one of them looks for what waits for it afterwards, see 45_resolve.sql. A
+-- commits; whoever ends one of them looks for what waits for it afterwards, see 55_resolve.sql. A
 -- finisher with an older snapshot (repeatable read) looks in vain, and the upkeep does it instead.
 --
 -- owns:    nothing
