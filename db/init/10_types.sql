@@ -41,7 +41,8 @@ begin
       ordered boolean,
       fair boolean,
       capacity integer,
-      overflow text
+      overflow text,
+      blocked bigint
     );
   end if;
   if to_regtype('messages.summary_report') is null then

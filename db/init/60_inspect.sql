@@ -22,6 +22,7 @@ begin
       count(*) filter (where m.state = 'scheduled') as scheduled,
       count(*) filter (where m.state = 'locked') as locked,
       count(*) filter (where m.state = 'locked' and m.lock_expires_at <= now()) as expired,
+      count(m.blockers) as blocked,
       min(m.available_at) filter (where m.state = 'waiting') as oldest_waiting_at
     from messages.message as m
     where queue_info.queue is null or m.queue = queue_info.queue
@@ -31,7 +32,8 @@ begin
     coalesce(c.locked, 0), coalesce(c.expired, 0), c.oldest_waiting_at,
     q.lock_timeout, q.max_attempts, q.backoff, q.backoff_max, q.bell, q.retention, q.max_bytes,
     q.concurrency, q.key_concurrency, q.rate, q.rate_period, q.rate_burst, q.key_rate,
-    q.key_rate_period, q.key_rate_burst, q.ordered, q.fair, q.capacity, q.overflow
+    q.key_rate_period, q.key_rate_burst, q.ordered, q.fair, q.capacity, q.overflow,
+    coalesce(c.blocked, 0)
   from messages.queue as q
   left join counted as c on c.queue = q.name
   where queue_info.queue is null or q.name = queue_info.queue
@@ -39,8 +41,8 @@ begin
 end;
 $$;
 comment on function messages.queue_info(text) is
-  'Policy of each queue and how many of its messages wait, are scheduled, are locked, and are '
-  'locked past their time.';
+  'Policy of each queue and how many of its messages wait, are scheduled, are locked, are locked '
+  'past their time (expired), and are scheduled after others that have not ended (blocked).';
 
 create or replace function messages.message_list(
   queue text default null,

@@ -298,7 +298,8 @@ alter type messages.queue_report
   add attribute ordered boolean,
   add attribute fair boolean,
   add attribute capacity integer,
-  add attribute overflow text;
+  add attribute overflow text,
+  add attribute blocked bigint;
 
 -- Beside the new ones, which have more arguments, each call would be ambiguous. Those that came
 -- after the version that is upgraded are not there.

@@ -118,6 +118,37 @@ def test_cancel_takes_what_it_can_and_says_what_not(notifyq: Notifyq, queue: str
     )
 
 
+def test_what_waits_for_others_is_shown_counted_and_unblocked(notifyq: Notifyq, queue: str) -> None:
+    first = publish(notifyq, queue, 1)
+    second = publish(notifyq, queue, 2)
+    both = ("--after", str(first), "--after", str(second))
+    held = publish(notifyq, queue, 3, *both, "--on-failure", "hold")
+    last = publish(notifyq, queue, 4, "--after", str(held))
+    notifyq.good("cancel", first)
+
+    def blocked() -> int:
+        rows = notifyq.good("queues", "--json").data
+        return next(int(row["blocked"]) for row in rows if row["queue"] == queue)
+
+    assert blocked() == 2
+    assert " blocked " in notifyq.good("queues").out.splitlines()[0]
+    *_, line, next_line = notifyq.good("show", held).out.splitlines()
+    assert line.startswith(f"after           {first}, rejected in {queue}: ")
+    assert next_line == f"                {second}, waiting in {queue}"
+    (row,) = notifyq.good("show", held, "--json").data
+    assert [(it["id"], it["state"]) for it in row["after"]] == [
+        (first, "rejected"),
+        (second, "waiting"),
+    ]
+    result = notifyq("unblock", held, second)
+    assert (result.code, result.out) == (1, f"unblocked {held}\n")
+    assert result.err == f"notifyq: {second} does not wait for other messages\n"
+    assert blocked() == 1
+    notifyq.good("cancel", held)
+    (row,) = notifyq.good("show", last, "--json").data
+    assert row["status"] == "rejected"
+
+
 def test_message_that_is_not_there(notifyq: Notifyq) -> None:
     for args in (("show", "9000000000000000000"), ("show", "9000000000000000000", "--json")):
         assert "there is no message 9000000000000000000" in notifyq.refused(*args)

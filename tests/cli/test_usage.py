@@ -69,6 +69,7 @@ WRONG: list[tuple[tuple[str | bytes, ...], str]] = [
     (("worker", "m:a", "--grace", "long"), "'long' is not a duration"),
     (("worker", "m:a", "--log-level", "loud"), "is not one of 'debug', 'info'"),
     (("worker", "m:a", "--log-format", "xml"), "'xml' is not one of 'text', 'json'"),
+    (("publish", "q", "1", "--on-failure", "run"), "--on-failure is for what is published"),
     (("demo", "--workers", "0"), "'--workers'"),
     (("demo", "--dsn", ""), "--dsn is empty"),
 ]

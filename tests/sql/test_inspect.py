@@ -16,6 +16,7 @@ async def test_queue_info_counts_messages_by_where_they_stand(connection: Connec
     ids = await publish(connection, 6, "busy")
     for delay in (1, 2):
         await value(connection, "publish", queue="busy", message=1, delay=timedelta(hours=delay))
+    await value(connection, "publish", queue="busy", message=1, after=[ids[5]])
     await rows(connection, "claim", queues=["busy"], quantity=3)
     await expire(connection, ids[0])
     oldest = await connection.fetchval(
@@ -28,7 +29,7 @@ async def test_queue_info_counts_messages_by_where_they_stand(connection: Connec
         "queue": "busy",
         "paused": False,
         "waiting": 3,
-        "scheduled": 2,
+        "scheduled": 3,
         "locked": 3,
         "expired": 1,
         "oldest_waiting_at": oldest,
@@ -51,9 +52,11 @@ async def test_queue_info_counts_messages_by_where_they_stand(connection: Connec
         "fair": False,
         "capacity": None,
         "overflow": "reject",
+        "blocked": 1,
     }
     assert default["queue"] == "default"
     assert (default["waiting"], default["oldest_waiting_at"]) == (0, None)
+    assert default["blocked"] == 0
     assert await rows(connection, "queue_info", queue="nope") == []
 
 

@@ -58,6 +58,7 @@ app.add_typer(queues.queues)
 app.add_typer(schedules.schedules)
 app.command("ls")(messages.ls)
 app.command("show")(messages.show)
+app.command("unblock")(messages.unblock)
 app.command("cancel")(messages.cancel)
 app.add_typer(dead.dead)
 

@@ -1,4 +1,4 @@
-"""`notifyq ls`, `show` and `cancel`: single messages."""
+"""`notifyq ls`, `show`, `unblock` and `cancel`: single messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from notifyq.cli.common import (
     span,
     when,
 )
-from notifyq.model import ArchivedMessage, Attempt, Message, State, Status
+from notifyq.model import ArchivedMessage, Attempt, Dependency, Message, State, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,28 +68,49 @@ def ls(
 
 
 def show(message_id: IdArgument, dsn: DsnOption = None, as_json: JsonOption = False) -> None:
-    """Show one message, live or finished, and each of its attempts that did not succeed."""
+    """Show one message, live or finished: what it waits for, and each attempt that failed."""
 
     async def show_message() -> None:
         async with open_database(dsn) as database:
             archive = Archive(database)
             message = await archive.find(message_id)
             attempts = await archive.attempts(message_id)
+            after = await archive.dependencies(message_id)
         if message is None:
             err.print(f"notifyq: there is no message {message_id}, neither live nor archived")
             raise typer.Exit(1)
         if as_json:
-            typer.echo(message_json(message, history=attempts))
+            typer.echo(message_json(message, history=attempts, after=after))
             return
         for name in message.__dataclass_fields__:
             value = getattr(message, name)
             if value is not None:
                 out.print(f"{name:<16}{_whole(value)}")
+        for number, other in enumerate(after):
+            out.print(f"{'' if number else 'after':<16}{_other(other)}")
         for attempt in attempts:
             out.print(f"\nattempt {attempt.number:<8}{_told(attempt)}")
             out.print(f"{'':<16}{_whole(attempt.traceback or attempt.details or '-')}")
 
     run(show_message())
+
+
+def unblock(ids: IdsArgument, dsn: DsnOption = None) -> None:
+    """Hand out messages without what they wait for. Exit code 1 if one waits for nothing."""
+
+    async def unblock_messages() -> bool:
+        done = []
+        async with open_database(dsn) as database:
+            for message_id in dict.fromkeys(ids):
+                done.append(await Archive(database).unblock(message_id))
+                if done[-1]:
+                    out.print(f"unblocked {message_id}")
+                else:
+                    err.print(f"notifyq: {message_id} does not wait for other messages")
+        return all(done)
+
+    if not run(unblock_messages()):
+        raise typer.Exit(1)
 
 
 def cancel(ids: IdsArgument, dsn: DsnOption = None) -> None:
@@ -116,6 +137,12 @@ def _told(attempt: Attempt) -> str:
         "the last one" if attempt.retry_at is None else f"next at {when(attempt.retry_at)}",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _other(other: Dependency) -> str:
+    """A message that one waits for: which, where it stands or how it ended, and why."""
+    place = other.state if other.queue is None else f"{other.state} in {other.queue}"
+    return printable(f"{other.id}, {place}" + (f": {cell(other.details)}" if other.details else ""))
 
 
 def _whole(value: Any) -> str:

@@ -16,7 +16,7 @@ from notifyq.cli.common import DsnOption, duration, err, headers, instant, open_
 from notifyq.cli.progress import Progress
 from notifyq.errors import ConfigurationError
 from notifyq.payload import Json, check_json
-from notifyq.publisher import DedupScope, OnDuplicate, Publisher
+from notifyq.publisher import DedupScope, OnDuplicate, OnFailure, Publisher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -61,6 +61,21 @@ def publish(
     max_attempts: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Attempts; by default those of the queue.")
     ] = None,
+    after: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="ID",
+            min=1,
+            max=2**63 - 1,
+            help="Hand out when this message has ended; may be repeated.",
+        ),
+    ] = None,
+    on_failure: Annotated[
+        OnFailure | None,
+        typer.Option(
+            help="What if one of those dies: cancel this one (as by default), run it, or hold it.",
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Publish lines of stdin as they come, for ever.")
     ] = False,
@@ -73,6 +88,8 @@ def publish(
     """
     if delay is not None and at is not None:
         raise typer.BadParameter("--delay and --at exclude each other")
+    if on_failure is not None and not after:
+        raise typer.BadParameter("--on-failure is for what is published with --after")
     options: dict[str, Any] = {
         "priority": priority,
         "delay": delay,
@@ -83,6 +100,8 @@ def publish(
         "dedup_scope": dedup_scope,
         "dedup_window": dedup_window,
         "on_duplicate": on_duplicate,
+        "after": after or None,
+        "on_failure": on_failure or "cancel",
     }
     if message == "-":
         if dedup_key is not None:

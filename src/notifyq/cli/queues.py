@@ -33,7 +33,7 @@ queues = typer.Typer(name="queues", help="List, create, change, pause and drop q
 
 # --json has the whole policy.
 _COLUMNS = ("queue", "waiting", "scheduled", "locked", "expired", "oldest_waiting_at", "paused")
-_POLICY = ("lock_timeout", "max_attempts")
+_MORE = ("blocked", "lock_timeout", "max_attempts")
 _WIDE = 110
 
 
@@ -50,7 +50,7 @@ def ls(context: typer.Context, dsn: DsnOption = None, as_json: JsonOption = Fals
     async def list_queues() -> None:
         async with open_database(dsn) as database:
             rows = [dict(row) for row in await Admin(database).queue_info()]
-        names = _COLUMNS + (_POLICY if out.width >= _WIDE else ())
+        names = _COLUMNS + (_MORE if out.width >= _WIDE else ())
         shown = [{name.removesuffix("_waiting_at"): row[name] for name in names} for row in rows]
         print_rows(rows if as_json else shown, as_json=as_json, empty="no queues")
 
