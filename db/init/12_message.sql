@@ -26,6 +26,7 @@ create table if not exists messages.message (
   awaited boolean not null default false,
   handler_attempts integer,
   dedup_scope text,
+  given_up_key text,
   blockers integer,
   constraint message_id_pk primary key (id),
   constraint message_locked_ck check (
@@ -54,9 +55,7 @@ create index if not exists message_scheduled_idx
 create index if not exists message_locked_idx
   on messages.message (id) where state = 'locked';
 create unique index if not exists message_dedup_key_uq
-  on messages.message (queue, dedup_key)
-  -- A first claim raises the token for good, so a retry never wants a key back that it gave up.
-  where dedup_key is not null and (dedup_scope is null or lock_token = 0);
+  on messages.message (queue, dedup_key) where dedup_key is not null;
 
 comment on table messages.message is
   'Live messages. Inserting into column message alone is a full publish.';
@@ -78,6 +77,8 @@ comment on column messages.message.max_attempts is
   'Claims that this message may use up; null: as many as its queue says.';
 comment on column messages.message.dedup_scope is
   'waiting: the message has its dedup_key until it is claimed; null: as long as it is live.';
+comment on column messages.message.given_up_key is
+  'The dedup_key that it had until it was claimed, where its scope is waiting.';
 comment on column messages.message.blockers is
   'How many messages must end before this one is due; null: it waits for none.';
 comment on column messages.message.awaited is

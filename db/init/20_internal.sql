@@ -156,8 +156,8 @@ begin
     )
     select
       g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
-      e.status, g.queue, g.type, g.locked_by, g.dedup_key, g.message, g.headers, e.details,
-      e.result, g.key, g.max_attempts
+      e.status, g.queue, g.type, g.locked_by, coalesce(g.dedup_key, g.given_up_key), g.message,
+      g.headers, e.details, e.result, g.key, g.max_attempts
     from gone as g
     join ending as e on e.id = g.id and e.lock_token = g.lock_token
   )

@@ -89,15 +89,13 @@ begin
       publish.queue, publish.message, coalesce(publish.priority, 0), v_due, publish.type,
       coalesce(publish.headers, '{}'), publish.dedup_key, publish.key, publish.max_attempts
     )
-    on conflict (queue, dedup_key)
-      where dedup_key is not null and (dedup_scope is null or lock_token = 0) do nothing
+    on conflict (queue, dedup_key) where dedup_key is not null do nothing
     returning id into v_id;
     exit when v_id is not null;
     select m.id into v_id
     from messages.message as m
     where m.queue = publish.queue
-      and m.dedup_key = publish.dedup_key
-      and (m.dedup_scope is null or m.lock_token = 0);
+      and m.dedup_key = publish.dedup_key;
     exit when v_id is not null;
   end loop;
   return v_id;

@@ -116,6 +116,9 @@ begin
         lock_expires_at = v_now + coalesce(claim.lock_timeout, v_queue.lock_timeout),
         lock_token = m.lock_token + 1,
         locked_by = claim.worker,
+        dedup_key = case when m.dedup_scope is null then m.dedup_key end,
+        given_up_key = case
+          when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
         attempts = m.attempts + 1,
         handler_attempts = claim.max_attempts[array_position(claim.queues, v_queue.name)]
       where m.id = any (array(select i.id from unnest(v_ids) as i (id)))
@@ -191,6 +194,9 @@ begin
     lock_expires_at = v_now + coalesce(claim_id.lock_timeout, p.lock_timeout),
     lock_token = m.lock_token + 1,
     locked_by = claim_id.worker,
+    dedup_key = case when m.dedup_scope is null then m.dedup_key end,
+    given_up_key = case
+      when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
     attempts = m.attempts + 1,
     handler_attempts = null
   from picked as p

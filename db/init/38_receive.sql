@@ -61,8 +61,6 @@ begin
       select from messages.message as m
       where m.queue = v_sent.queue
         and m.dedup_key = v_sent.dedup_key
-        -- As its index has it: without, this would read the queue for each message.
-        and (m.dedup_scope is null or m.lock_token = 0)
     );
     v_id := messages.publish(
       queue => v_sent.queue,

@@ -1,8 +1,7 @@
 -- Unique: what becomes of a message whose dedup key is taken, and how long a key is.
 --
--- A message has its key for as long as the index message_dedup_key_uq says: while it is live, or
--- with scope waiting until it is claimed, as its lock_token is 0 until then and never again. So a
--- worker gives up a key by the claim itself, and whatever it does afterwards cannot collide.
+-- A message has its key while it is live, or with scope waiting until it is claimed: the claim
+-- itself takes the key from it for good, so whatever its worker does afterwards cannot collide.
 --
 -- Whoever publishes a key that another transaction publishes, or whose message it ends, waits for
 -- its end; keys are taken in their order, so that two that publish the same ones never wait for
@@ -156,7 +155,7 @@ begin
     state = case when on_duplicate = 'debounce' then 'waiting' else m.state end
   where m.id = _renew.id
     and m.state <> 'locked'
-    and (m.dedup_scope is null or m.lock_token = 0)
+    and m.dedup_key is not null
   returning m.state into v_state;
   if not found then
     -- Locked by a worker, and unique while it is live.

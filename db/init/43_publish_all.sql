@@ -124,8 +124,7 @@ begin
     where p.id is null
       and p.leads
     order by p.dedup_key, p.new
-    on conflict (queue, dedup_key)
-      where dedup_key is not null and (dedup_scope is null or lock_token = 0) do nothing;
+    on conflict (queue, dedup_key) where dedup_key is not null do nothing;
     v_ids := array(
       select case
         when p.id is not null or not p.leads then p.id
@@ -135,7 +134,6 @@ begin
           from messages.message as m
           where m.queue = template.queue
             and m.dedup_key = p.dedup_key
-            and (m.dedup_scope is null or m.lock_token = 0)
         )
       end
       from unnest(v_new, dedup_keys, v_ids, v_leads) with ordinality

@@ -21,10 +21,18 @@ comment on column messages.message.key is
 comment on column messages.message.max_attempts is
   'Claims that this message may use up; null: as many as its queue says.';
 
--- They have more arguments now.
-drop function if exists
-  messages.publish(text, jsonb, integer, interval, timestamptz, text, jsonb, text),
-  messages.publish_many(text, jsonb[], integer, interval, timestamptz, text, jsonb, text[]);
+-- They have more arguments now. Coming from version 1, the second was never made.
+drop function messages.publish(text, jsonb, integer, interval, timestamptz, text, jsonb, text);
+do $$
+begin
+  if to_regprocedure(
+    'messages.publish_many(text, jsonb[], int, interval, timestamptz, text, jsonb, text[])'
+  ) is not null then
+    drop function
+      messages.publish_many(text, jsonb[], integer, interval, timestamptz, text, jsonb, text[]);
+  end if;
+end;
+$$;
 
 -- Results: whose end rings, and what there is to read of it.
 alter table messages.message
@@ -401,22 +409,21 @@ comment on column messages.schedule.failed_at is
   'When it could last not be fired; it is tried again every minute. Null: all is well.';
 comment on column messages.schedule.last_error is 'Why not.';
 
--- Unique messages: how long a key is taken. A message gives up one of scope waiting when it is
--- claimed, so the index leaves it out from then on.
+-- Unique messages: how long a key is taken. The index stays as it is: whoever calls publish() now
+-- waits for this transaction in the function as it was, and that names the index by its predicate.
 alter table messages.message
   add column dedup_scope text,
+  add column given_up_key text,
   add column blockers integer,
   add constraint message_dedup_scope_ck check (dedup_scope = 'waiting'),
   add constraint message_blockers_ck check (blockers > 0);
-drop index messages.message_dedup_key_uq;
-create unique index message_dedup_key_uq
-  on messages.message (queue, dedup_key)
-  where dedup_key is not null and (dedup_scope is null or lock_token = 0);
 
 comment on column messages.message.dedup_key is
   'At most one message of a queue has a given key while it is live, or as dedup_scope says.';
 comment on column messages.message.dedup_scope is
   'waiting: the message has its dedup_key until it is claimed; null: as long as it is live.';
+comment on column messages.message.given_up_key is
+  'The dedup_key that it had until it was claimed, where its scope is waiting.';
 comment on column messages.message.blockers is
   'How many messages must end before this one is due; null: it waits for none.';
 
