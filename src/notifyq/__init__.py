@@ -38,7 +38,7 @@ from notifyq.errors import (
     SchemaTooOldError,
     ServerError,
 )
-from notifyq.groups import Group, publish_group
+from notifyq.groups import Group
 from notifyq.handlers import BatchHandler, Handler, MessageHandler
 from notifyq.model import ArchivedMessage, Attempt, Dependency, Message, State, Status
 from notifyq.payload import Json
@@ -105,5 +105,4 @@ __all__ = [
     "Transaction",
     "Worker",
     "__version__",
-    "publish_group",
 ]

@@ -1,43 +1,42 @@
-"""The App: one database, its handlers, and publishing; what user code imports."""
+"""The App: one database, what publishes into it, and workers; what user code imports."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from pydantic import TypeAdapter
 
 from notifyq.admin import Admin
 from notifyq.archive import Archive
+from notifyq.borrowed import borrow
 from notifyq.config import DatabaseSettings, WorkerSettings, dsn_from_environment
-from notifyq.crons import make_cron
 from notifyq.database import Database
 from notifyq.deadletters import DeadLetters
 from notifyq.errors import AccessDeniedError, ConfigurationError, SchemaError
 from notifyq.events import log_sink
+from notifyq.groups import Group
 from notifyq.publisher import Publisher
-from notifyq.registry import Registry, make_handler
+from notifyq.registrar import Registrar
 from notifyq.results import Handle, Results
 from notifyq.schedules import Schedules
 from notifyq.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
     from datetime import datetime, timedelta
 
-    from notifyq.crons import CronOptions
+    from notifyq.borrowed import Awaited
     from notifyq.events import Sink
-    from notifyq.handlers import Handler, Middleware, Register, RegisterBatch, RegisterCron
-    from notifyq.registry import HandlerOptions
+    from notifyq.publisher import OnFailure
 
 log = logging.getLogger("notifyq.worker")
 
-F = TypeVar("F", bound="Callable[..., Any]")
-M = TypeVar("M", bound="Middleware")
 R = TypeVar("R")
 
 
-class App:
+class App(Registrar):
     """Register handlers, publish messages, run workers.
 
     The DSN is that of the argument, else NOTIFYQ_DSN, looked up when it is first needed.
@@ -48,9 +47,9 @@ class App:
     def __init__(
         self, dsn: str | None = None, *, listen_dsn: str | None = None, **settings: Any
     ) -> None:
+        super().__init__()
         self.dsn = dsn
         self.listen_dsn = listen_dsn
-        self.registry = Registry()
         self._settings = DatabaseSettings.load(**settings)
         self._database: Database | None = None
         self._results: Results | None = None
@@ -107,94 +106,6 @@ class App:
         """Define, list, stop and remove what is published by the clock."""
         return Schedules(self.database)
 
-    @overload
-    def handler(
-        self,
-        queue: str = "default",
-        *,
-        batch: int,
-        linger: timedelta | float = 0,
-        **options: Unpack[HandlerOptions],
-    ) -> RegisterBatch: ...
-    @overload
-    def handler(self, queue: str = "default", **options: Unpack[HandlerOptions]) -> Register: ...
-    def handler(
-        self,
-        queue: str = "default",
-        *,
-        batch: int | None = None,
-        linger: timedelta | float | None = None,
-        **options: Unpack[HandlerOptions],
-    ) -> Callable[[Any], Any]:
-        """Register a function, async or sync, as the handler of a queue.
-
-        It takes the payload, validated as the parameter's annotation says, and, where a parameter
-        is annotated `notifyq.Message`, the message itself; one annotated with the type of a
-        `resource` registered before gets that. What it returns is archived as JSON. `Reject`
-        archives the message as rejected, `Retry` and any other exception end the attempt.
-
-        A handler that runs longer than `timeout` is stopped and has failed. While it runs, its lock
-        is extended; with `heartbeat=False` it is not, and a handler that outlives its lock is
-        stopped and archived as lock_expired. Durations are timedeltas or seconds.
-
-        With `transactional=True` it takes a `notifyq.Transaction`, in which the message is finished
-        too: its writes and the end of the message are committed together, or not at all.
-
-        A message has `max_attempts`, unless it was published with its own; None: as many as the
-        queue gives. Between them lies `backoff`: the base of an exponential backoff with jitter,
-        which grows up to `backoff_max`, or a wait strategy of tenacity, or a mapping from classes
-        of exceptions to either, to None (not again) or to `Reject`. What it leaves out is the
-        queue's. A worker creates the queue if there is none, with what the handler says as its
-        policy.
-        """
-
-        def register(function: Callable[..., Any]) -> Handler[Any]:
-            handler = make_handler(
-                queue,
-                function,
-                resources=self.registry.resources,
-                publisher=self,
-                batch=batch,
-                linger=linger,
-                **options,
-            )
-            self.registry.add(handler)
-            return handler
-
-        return register
-
-    def cron(self, cron: str, **options: Unpack[CronOptions]) -> RegisterCron:
-        """Run a function by the clock: a schedule publishes, the function handles.
-
-        Its queue and the schedule are called `queue` and `name`, by default both as the function.
-        On top of `@app.handler`, or of another `@app.cron`, it publishes into the queue of that.
-        What a schedule may be told is in `Schedule`, what a handler may be told in `handler`.
-
-        A worker puts the schedule in place when it starts; redefined there, it is enabled or
-        disabled as before. The schedule of a function that is gone stays: `schedules.remove`.
-        """
-        return make_cron(self.registry, self, cron, **options)
-
-    def resource(self, function: F) -> F:
-        """Register what handlers share: whoever is annotated with the type it gives, gets it.
-
-        The function returns it, or yields it and closes it behind the `yield`; async or not, it
-        runs on the event loop. A worker opens, when it starts, what its handlers take, in the order
-        of registration, and closes it in reverse after the last handler has ended. A resource may
-        take others that are registered before it.
-        """
-        self.registry.add_resource(function)
-        return function
-
-    def middleware(self, function: M) -> M:
-        """Run `await function(message, call)` around each handler; the first one is the outermost.
-
-        `await call()` runs what is inside and returns its result; what the function returns or
-        raises counts as the handler's own.
-        """
-        self.registry.add_middleware(function)
-        return function
-
     async def publish(self, queue: str, payload: Any, **options: Any) -> Handle[Any]:
         """Publish one message and return its id; the options are those of `Publisher.publish`.
 
@@ -209,6 +120,32 @@ class App:
         """Publish many; return their ids. The options are those of `Publisher.publish_many`."""
         numbers = await Publisher(self.database).publish_many(queue, payloads, **options)
         return [Handle(number, self.results) for number in numbers]
+
+    async def publish_group(
+        self,
+        queue: str,
+        payloads: Iterable[Any],
+        *,
+        callback: tuple[str, Any],
+        on_failure: OnFailure = "run",
+        connection: Awaited | None = None,
+        **options: Any,
+    ) -> Group:
+        """Publish messages, and one more that runs when all of them have ended; all or none.
+
+        `callback` is the queue and the payload of the latter, `on_failure` what becomes of it if
+        one of the others dies. The options are those of `publish_many`, for the messages of the
+        group. The callback's handler reads the results with `archive.dependencies(message.id)`.
+        """
+        async with AsyncExitStack() as stack:
+            if connection is None:
+                connection = await stack.enter_async_context(self.database.connection())
+            await stack.enter_async_context(borrow(connection).transaction())
+            messages = await self.publish_many(queue, payloads, connection=connection, **options)
+            last = await self.publish(
+                *callback, connection=connection, after=messages, on_failure=on_failure
+            )
+        return Group(messages, last)
 
     @overload
     async def result(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notifyq import ConfigurationError, Json, Message, QueueNotFoundError, Reject, publish_group
+from notifyq import ConfigurationError, Json, Message, QueueNotFoundError, Reject
 from worker.running import working
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ async def test_a_group_calls_back_with_its_results(app: App) -> None:
         parts = await app.archive.dependencies(message.id)
         return [(it.state, it.value()) for it in parts]
 
-    group = await publish_group(app, "parts", [1, 2, 3], callback=("whole", "done"))
+    group = await app.publish_group("parts", [1, 2, 3], callback=("whole", "done"))
     async with working(app):
         found = await group.callback.result(timeout=20)
     assert found == [["success", 10], ["rejected", None], ["success", 30]]
-    empty = await publish_group(app, "parts", [], callback=("whole", "done"), on_failure="hold")
+    empty = await app.publish_group("parts", [], callback=("whole", "done"), on_failure="hold")
     (message,) = await app.archive.live()
     assert (message.id, message.state, empty.messages) == (empty.callback, "waiting", [])
     held = await app.publish("parts", 4, after=[group.messages[1]], on_failure="hold")
@@ -77,5 +77,5 @@ async def test_a_group_calls_back_with_its_results(app: App) -> None:
 
 async def test_a_group_is_published_all_or_none(app: App) -> None:
     with pytest.raises(QueueNotFoundError):
-        await publish_group(app, "default", [1, 2], callback=("nope", None))
+        await app.publish_group("default", [1, 2], callback=("nope", None))
     assert not await app.archive.live()

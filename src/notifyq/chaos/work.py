@@ -21,7 +21,7 @@ from notifyq.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from notifyq.inbox import Settled
+    from notifyq.finishes import Settled
     from notifyq.registry import HandlerOptions
 
 

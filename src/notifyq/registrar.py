@@ -1,0 +1,115 @@
+"""The registrar: what user code decorates becomes a handler, a schedule, a resource, middleware."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+from notifyq.crons import make_cron
+from notifyq.handlers import Publishing
+from notifyq.registry import Registry, make_handler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from notifyq.crons import CronOptions
+    from notifyq.handlers import Handler, Middleware, Register, RegisterBatch, RegisterCron
+    from notifyq.registry import HandlerOptions
+
+F = TypeVar("F", bound="Callable[..., Any]")
+M = TypeVar("M", bound="Middleware")
+
+
+class Registrar(Publishing):
+    """The side of an App that functions are registered on; the other one publishes for them."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+
+    @overload
+    def handler(
+        self,
+        queue: str = "default",
+        *,
+        batch: int,
+        linger: timedelta | float = 0,
+        **options: Unpack[HandlerOptions],
+    ) -> RegisterBatch: ...
+    @overload
+    def handler(self, queue: str = "default", **options: Unpack[HandlerOptions]) -> Register: ...
+    def handler(
+        self,
+        queue: str = "default",
+        *,
+        batch: int | None = None,
+        linger: timedelta | float | None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> Callable[[Any], Any]:
+        """Register a function, async or sync, as the handler of a queue.
+
+        It takes the payload, validated as the parameter's annotation says, and, where a parameter
+        is annotated `notifyq.Message`, the message itself; one annotated with the type of a
+        `resource` registered before gets that. What it returns is archived as JSON. `Reject`
+        archives the message as rejected, `Retry` and any other exception end the attempt.
+
+        A handler that runs longer than `timeout` is stopped and has failed. While it runs, its lock
+        is extended; with `heartbeat=False` it is not, and a handler that outlives its lock is
+        stopped and archived as lock_expired. Durations are timedeltas or seconds.
+
+        With `transactional=True` it takes a `notifyq.Transaction`, in which the message is finished
+        too: its writes and the end of the message are committed together, or not at all.
+
+        A message has `max_attempts`, unless it was published with its own; None: as many as the
+        queue gives. Between them lies `backoff`: the base of an exponential backoff with jitter,
+        which grows up to `backoff_max`, or a wait strategy of tenacity, or a mapping from classes
+        of exceptions to either, to None (not again) or to `Reject`. What it leaves out is the
+        queue's. A worker creates the queue if there is none, with what the handler says as its
+        policy.
+        """
+
+        def register(function: Callable[..., Any]) -> Handler[Any]:
+            handler = make_handler(
+                queue,
+                function,
+                resources=self.registry.resources,
+                publisher=self,
+                batch=batch,
+                linger=linger,
+                **options,
+            )
+            self.registry.add(handler)
+            return handler
+
+        return register
+
+    def cron(self, cron: str, **options: Unpack[CronOptions]) -> RegisterCron:
+        """Run a function by the clock: a schedule publishes, the function handles.
+
+        Its queue and the schedule are called `queue` and `name`, by default both as the function.
+        On top of `@app.handler`, or of another `@app.cron`, it publishes into the queue of that.
+        What a schedule may be told is in `Schedule`, what a handler may be told in `handler`.
+
+        A worker puts the schedule in place when it starts; redefined there, it is enabled or
+        disabled as before. The schedule of a function that is gone stays: `schedules.remove`.
+        """
+        return make_cron(self.registry, self, cron, **options)
+
+    def resource(self, function: F) -> F:
+        """Register what handlers share: whoever is annotated with the type it gives, gets it.
+
+        The function returns it, or yields it and closes it behind the `yield`; async or not, it
+        runs on the event loop. A worker opens, when it starts, what its handlers take, in the order
+        of registration, and closes it in reverse after the last handler has ended. A resource may
+        take others that are registered before it.
+        """
+        self.registry.add_resource(function)
+        return function
+
+    def middleware(self, function: M) -> M:
+        """Run `await function(message, call)` around each handler; the first one is the outermost.
+
+        `await call()` runs what is inside and returns its result; what the function returns or
+        raises counts as the handler's own.
+        """
+        self.registry.add_middleware(function)
+        return function
