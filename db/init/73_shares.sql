@@ -42,6 +42,25 @@ comment on function messages.set_share(text, text, double precision) is
   'which has 1, while both have some waiting; null takes the weight back. False: it was so '
   'already. Raises NQ001 for an unknown queue, and NQ003 for a weight out of its range.';
 
+create or replace function messages.queue_shares(queue text default null)
+  returns setof messages.share
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  select s.*
+  from messages.share as s
+  where queue_shares.queue is null or s.queue = queue_shares.queue
+  order by s.queue, s.weight desc, s.key;
+end;
+$$;
+comment on function messages.queue_shares(text) is
+  'Which keys of a queue have another weight than 1 (null: of all queues), the largest first; see '
+  'set_share().';
+
 -- How long a bucket is empty for; null for one that is not.
 create or replace function messages._dry_for(
   paid_at timestamptz, instant timestamptz, rate integer, period interval, burst integer

@@ -175,6 +175,7 @@ begin
     messages.current_position(),
     messages.snapshot_of(text),
     messages.queue_grants(text),
+    messages.queue_shares(text),
     messages.schedule_info(text),
     messages.cron_next(text, text, timestamptz)
     to notifyq_reader, notifyq_admin;

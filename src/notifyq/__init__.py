@@ -4,6 +4,7 @@ An `INSERT` publishes, a trigger rings `NOTIFY`, workers claim rows, finished me
 archive. The behaviour is that of the SQL functions in schema `messages`; this package calls them.
 """
 
+from notifyq.admin import Policy
 from notifyq.app import App
 from notifyq.deadletters import DeadLetters
 from notifyq.errors import (
@@ -81,6 +82,7 @@ __all__ = [
     "MessageRejectedError",
     "NotifyqError",
     "OutdatedSchemaError",
+    "Policy",
     "QueueBusyError",
     "QueueDeniedError",
     "QueueFullError",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from notifyq import sql
 from notifyq.errors import SchemaTooNewError, SchemaTooOldError
+from notifyq.retries import seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
 
     import asyncpg
@@ -16,36 +18,63 @@ if TYPE_CHECKING:
     from notifyq.database import Database
 
 
+Bell = Literal["auto", "always", "off"]
+"""Whether what is published rings: unless a worker attends, for each statement, or never."""
+Overflow = Literal["reject", "drop_oldest"]
+"""What happens beyond the capacity: publishing fails, or the oldest are archived as rejected."""
+
+_DURATIONS = frozenset(
+    {"lock_timeout", "backoff", "backoff_max", "retention", "rate_period", "key_rate_period"}
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Policy of a queue; None is the default when it is created, "as it is" when it is altered.
 
-    For limits, from `concurrency` on, 0 is "none": that takes one away.
+    Durations are timedeltas or seconds. For limits, from `concurrency` on, 0 is "none": that takes
+    one away.
     """
 
-    lock_timeout: timedelta | None = None
+    lock_timeout: timedelta | float | None = None
     max_attempts: int | None = None
-    backoff: timedelta | None = None
-    backoff_max: timedelta | None = None
-    bell: str | None = None
-    retention: timedelta | None = None
+    backoff: timedelta | float | None = None
+    backoff_max: timedelta | float | None = None
+    bell: Bell | None = None
+    retention: timedelta | float | None = None
     max_bytes: int | None = None
     concurrency: int | None = None
     key_concurrency: int | None = None
     rate: int | None = None
-    rate_period: timedelta | None = None
+    rate_period: timedelta | float | None = None
     rate_burst: int | None = None
     key_rate: int | None = None
-    key_rate_period: timedelta | None = None
+    key_rate_period: timedelta | float | None = None
     key_rate_burst: int | None = None
     ordered: bool | None = None
     fair: bool | None = None
     capacity: int | None = None
-    overflow: str | None = None
+    overflow: Overflow | None = None
 
     def args(self) -> tuple[object, ...]:
         """The values in the order of the SQL functions."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        return tuple(self._values().values())
+
+    def differences(self, queue: Mapping[str, object]) -> list[str]:
+        """What a queue, a row of `queue_info`, has otherwise than is said here."""
+        said = {name: value for name, value in self._values().items() if value is not None}
+        # No limit is null there and 0 here.
+        return [
+            f"{name} is {queue[name]}, not {value}"
+            for name, value in said.items()
+            if queue[name] != value and not (queue[name] is None and value == 0)
+        ]
+
+    def _values(self) -> dict[str, object]:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: seconds(value) if name in _DURATIONS else value for name, value in given.items()
+        }
 
 
 def check_versions(installed: int, serves: int) -> None:
@@ -115,6 +144,17 @@ class Admin:
     async def queue_grants(self, name: str | None = None) -> list[asyncpg.Record]:
         """The grants of each queue that has any, or of one."""
         return await self._database.fetch(sql.QUEUE_GRANTS, name)
+
+    async def set_share(self, name: str, key: str, weight: float | None) -> bool:
+        """Give a key of a fair queue more or less than others; None takes that back.
+
+        False: it was so already.
+        """
+        return bool(await self._database.value(sql.SET_SHARE, name, key, weight))
+
+    async def queue_shares(self, name: str | None = None) -> list[asyncpg.Record]:
+        """The keys that have a weight of their own, of each queue or of one."""
+        return await self._database.fetch(sql.QUEUE_SHARES, name)
 
     async def queue_info(self, name: str | None = None) -> list[asyncpg.Record]:
         """Policy and counts of each queue, or of one."""

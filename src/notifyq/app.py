@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from pydantic import TypeAdapter
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from notifyq.publisher import OnFailure
 
 log = logging.getLogger("notifyq.worker")
+
+_OF_HANDLERS = dict.fromkeys(("lock_timeout", "max_attempts", "backoff", "backoff_max"))
 
 R = TypeVar("R")
 
@@ -183,11 +186,24 @@ class App(Registrar):
         return DeadLetters(self.database, queue=queue, seen=seen, since=since, sink=sink)
 
     async def create_queues(self, queues: Sequence[str] = ()) -> list[str]:
-        """Create the queues of the handlers where they are missing; return those that were."""
-        existing = {row["queue"] for row in await self.admin.queue_info()}
-        missing = [queue for queue in queues or self.registry.queues() if queue not in existing]
-        for queue in missing:
-            await self.admin.create_queue(queue, self.registry[queue].policy)
+        """Create the queues of the handlers where they are missing; return those that were.
+
+        Of one that has not the limits that its handler's `policy` says there is a warning.
+        """
+        existing = {row["queue"]: row for row in await self.admin.queue_info()}
+        missing = []
+        for queue in queues or self.registry.queues():
+            policy = self.registry[queue].policy
+            if queue not in existing:
+                await self.admin.create_queue(queue, policy)
+                missing.append(queue)
+            # What a handler says of itself holds whatever the queue says.
+            elif differences := replace(policy, **_OF_HANDLERS).differences(dict(existing[queue])):
+                log.warning(
+                    "queue %r exists and keeps its policy: %s; `notifyq queues alter` changes it",
+                    queue,
+                    ", ".join(differences),
+                )
         return missing
 
     async def create_schedules(self, queues: Sequence[str] = ()) -> list[str]:

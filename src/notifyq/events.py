@@ -54,7 +54,11 @@ class MessagesClaimed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFinished(Event):
-    """A message was settled. `status` is an archive status, `retried` or `released`; in seconds."""
+    """An attempt was settled; in seconds.
+
+    `status` is how it ended: one of an archived message, which may be tried again where it is
+    `failed` or `lock_expired`, or `released`.
+    """
 
     level: ClassVar[int] = logging.DEBUG
     queue: str

@@ -53,6 +53,7 @@ class Handler(Generic[F_co]):
     queue: str
     function: Callable[..., Any]
     policy: Policy
+    """What its queue gets, where a worker creates it."""
     retries: Retries = field(repr=False)
     timeout: timedelta | None
     """The handler is stopped, and the attempt has failed, after this long."""

@@ -63,8 +63,8 @@ class Registrar(Publishing):
         queue gives. Between them lies `backoff`: the base of an exponential backoff with jitter,
         which grows up to `backoff_max`, or a wait strategy of tenacity, or a mapping from classes
         of exceptions to either, to None (not again) or to `Reject`. What it leaves out is the
-        queue's. A worker creates the queue if there is none, with what the handler says as its
-        policy.
+        queue's. A worker creates the queue if there is none, with `policy` and what else the
+        handler says; one that exists stays as it is.
         """
 
         def register(function: Callable[..., Any]) -> Handler[Any]:

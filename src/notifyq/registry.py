@@ -39,6 +39,8 @@ class HandlerOptions(TypedDict, total=False):
     backoff_max: timedelta | float | None
     transactional: bool
     executor: Literal["process"] | None
+    policy: Policy | None
+    """What its queue gets, where the worker creates it, besides what the others say."""
 
 
 class Registry:
@@ -137,7 +139,8 @@ def make_handler(
     return (MessageHandler if batch is None else BatchHandler)(
         queue=queue,
         function=function,
-        policy=Policy(
+        policy=_policy(
+            options.get("policy") or Policy(),
             lock_timeout=lock_timeout,
             max_attempts=options.get("max_attempts"),
             backoff=retries.base,
@@ -162,6 +165,12 @@ def make_handler(
     )
 
 
+def _policy(said: Policy, **of_handler: Any) -> Policy:
+    """Policy for the queue of a handler: what it says of the queue, else of itself."""
+    missing = {n: value for n, value in of_handler.items() if getattr(said, n) is None}
+    return replace(said, **missing)
+
+
 def _check(
     function: Callable[..., Any], batch: int | None, options: HandlerOptions, *, is_async: bool
 ) -> None:
@@ -175,6 +184,11 @@ def _check(
     if attempts is not None and not 1 <= attempts <= _MOST_ATTEMPTS:
         raise ConfigurationError(
             f"max_attempts must be between 1 and {_MOST_ATTEMPTS}, not {attempts}"
+        )
+    policy = options.get("policy")
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigurationError(
+            f"policy must be a notifyq.Policy, as in Policy(concurrency=5), not {policy!r}"
         )
     executor = options.get("executor")
     if executor not in {None, "process"}:

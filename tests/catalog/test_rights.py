@@ -78,6 +78,7 @@ READ = [
     "select messages.current_position()",
     "select messages.snapshot_of(messages.current_position())",
     "select messages.queue_grants()",
+    "select messages.queue_shares()",
     "select messages.schedule_info()",
     "select messages.cron_next('@daily')",
 ]

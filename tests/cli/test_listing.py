@@ -336,6 +336,19 @@ async def test_show_has_each_attempt_that_did_not_succeed(
     assert row["attempts"] == 2
 
 
+def test_a_key_gets_a_share_and_loses_it(notifyq: Notifyq, queue: str) -> None:
+    notifyq.good("queues", "alter", queue, "--fair")
+    assert notifyq.good("queues", "shares", queue).out == "every key has the weight 1\n"
+    assert notifyq.good("queues", "share", queue, "gold", "2.5").out == f"changed {queue}\n"
+    assert notifyq.good("queues", "share", queue, "gold", "2.5").out == "it was so already\n"
+    (row,) = notifyq.good("queues", "shares", queue, "--json").data
+    assert row == {"queue": queue, "key": "gold", "weight": 2.5}
+    assert "give a number" in notifyq.refused("queues", "share", queue, "gold", "much", code=2)
+    assert "weight" in notifyq.refused("queues", "share", queue, "gold", "1e9")
+    notifyq.good("queues", "share", queue, "gold", "none")
+    assert notifyq.good("queues", "shares", queue, "--json").data == []
+
+
 def test_a_queue_gets_limits_and_loses_them(notifyq: Notifyq, queue: str) -> None:
     def limits() -> dict[str, object]:
         row = next(row for row in notifyq.good("queues", "--json").data if row["queue"] == queue)

@@ -227,6 +227,8 @@ async def test_tenants_have_equal_shares_whatever_waits(connection: Connection) 
 async def test_shares_go_by_their_weights(connection: Connection) -> None:
     await limited(connection, fair=True)
     await value(connection, "set_share", queue="q", key="gold", weight=3.0)
+    assert [tuple(it) for it in await rows(connection, "queue_shares")] == [("q", "gold", 3)]
+    assert await rows(connection, "queue_shares", queue="other") == []
     await put(connection, *(["gold", "iron", "lead"] * 200))
     had: Counter[str] = Counter()
     for _ in range(50):

@@ -15,8 +15,7 @@ from tenacity import wait_fixed
 
 from database import ROOT, Connection
 from docs.pages import blocks
-from notifyq import App, Message, Reject, Transaction
-from notifyq.admin import Policy
+from notifyq import App, Message, Policy, Reject, Transaction
 from notifyq.testing import Sandbox
 
 

@@ -173,6 +173,11 @@ def test_a_method_can_be_a_handler() -> None:
     assert register(Service().handle).takes == ("payload", "message")
 
 
+def test_a_policy_is_one() -> None:
+    with pytest.raises(ConfigurationError, match=r"must be a notifyq.Policy, as in .* not \{"):
+        App().handler("q", policy={"rate": 5})(lambda: None)  # type: ignore[call-overload]
+
+
 def test_a_bare_number_counts_seconds() -> None:
     assert seconds(1.5) == timedelta(milliseconds=1500)
     assert seconds(timedelta(minutes=1)) == timedelta(minutes=1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notifyq.admin import Policy
+from notifyq import Policy
 from notifyq.events import MessageFinished
 from worker.running import working
 

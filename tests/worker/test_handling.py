@@ -11,9 +11,11 @@ import pytest
 from pydantic import BaseModel
 
 from database import Connection, rows, until, value
-from notifyq import App, ConfigurationError, Message, Reject, Retry
+from notifyq import App, ConfigurationError, Message, Policy, Reject, Retry
 from notifyq.events import Event, HandlerStuck, MessageFinished, MessagesClaimed, WorkerStarted
 from worker.running import Events, doubles, statuses, working
+
+DAY = timedelta(days=1)
 
 
 class Invoice(BaseModel):
@@ -283,9 +285,15 @@ async def test_a_paused_queue_is_left_alone_until_it_is_resumed(
 async def test_a_missing_queue_is_created_with_the_policy_of_its_handler(
     app: App, connection: Connection
 ) -> None:
+    policy = Policy(rate=5, rate_period=60, ordered=True, max_attempts=4, concurrency=0)
     app.handler("q", lock_timeout=7, max_attempts=3, backoff=5, backoff_max=50)(lambda: None)
+    app.handler("limited", policy=policy, max_attempts=3, lock_timeout=7)(lambda: None)
     async with working(app):
         pass
+    (limited,) = await rows(connection, "queue_info", queue="limited")
+    assert (limited["rate"], limited["rate_period"]) == (5, timedelta(minutes=1))
+    assert (limited["ordered"], limited["fair"], limited["concurrency"]) == (True, False, None)
+    assert (limited["max_attempts"], limited["lock_timeout"]) == (4, timedelta(seconds=7))
     (queue,) = await rows(connection, "queue_info", queue="q")
     assert queue["lock_timeout"] == timedelta(seconds=7)
     assert queue["max_attempts"] == 3
@@ -295,13 +303,26 @@ async def test_a_missing_queue_is_created_with_the_policy_of_its_handler(
     )
 
 
-async def test_the_policy_of_a_queue_that_exists_holds(app: App, connection: Connection) -> None:
+async def test_the_policy_of_a_queue_that_exists_holds(
+    app: App, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
     await value(connection, "create_queue", name="q", max_attempts=9)
+    await value(
+        connection, "create_queue", name="as it is", concurrency=2, retention=timedelta(days=1)
+    )
+    await value(connection, "create_queue", name="other", rate=2, fair=True)
     before = await rows(connection, "queue_info", queue="q")
     app.handler("q", lock_timeout=7, max_attempts=3, backoff=5)(lambda: None)
     async with working(app):
         pass
     assert await rows(connection, "queue_info", queue="q") == before
+
+    same = Policy(concurrency=2, rate=0, fair=False, max_attempts=7, retention=86400)
+    app.handler("as it is", policy=same)(lambda: None)
+    app.handler("other", policy=Policy(rate=3, rate_period=1, fair=False))(lambda: None)
+    assert await app.create_queues() == []
+    (warning,) = caplog.messages
+    assert "'other' exists and keeps its policy: rate is 2, not 3, fair is True, not" in warning
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])

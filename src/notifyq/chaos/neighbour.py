@@ -22,6 +22,8 @@ from notifyq.publisher import Publisher
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from notifyq.admin import Bell
+
 _NAME = "neighbour"
 _QUEUE = "default"
 _BATCH = 10
@@ -61,7 +63,7 @@ async def attended(dsn: str) -> AsyncIterator[None]:
         session.terminate()
 
 
-async def set_bell(dsn: str, bell: str) -> None:
+async def set_bell(dsn: str, bell: Bell) -> None:
     """Make the queue's bell auto, always or off."""
     async with _database(dsn, 1) as database:
         await Admin(database).alter_queue(_QUEUE, Policy(bell=bell))

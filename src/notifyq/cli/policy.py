@@ -68,6 +68,19 @@ def rate(text: str) -> tuple[int, timedelta | None]:
     return quantity, duration(period if period[:1].isdecimal() else f"1{period}")
 
 
+def weight(text: str) -> float:
+    """The weight of a share, or `none`, which is 0."""
+    if text == "none":
+        return 0.0
+    try:
+        read = float(text)
+    except ValueError:
+        read = 0.0
+    if not read > 0:
+        raise typer.BadParameter("give a number like 3 or 0.5, or none")
+    return read
+
+
 def _limit(metavar: str, help: str) -> Any:
     return typer.Option(parser=limit, metavar=metavar, help=help, rich_help_panel=_LIMITS)
 

@@ -27,6 +27,7 @@ from notifyq.cli.policy import (
     RateBurstOption,
     RateOption,
     RetentionOption,
+    weight,
 )
 
 queues = typer.Typer(name="queues", help="List, create, change, pause and drop queues.")
@@ -212,6 +213,41 @@ def grants(
         print_rows(rows, as_json=as_json, empty="every queue is open to all publishers and workers")
 
     run(list_grants())
+
+
+@queues.command()
+def share(
+    name: NameArgument,
+    key: Annotated[str, typer.Argument(help="Key of messages.")],
+    weight: Annotated[
+        Any, typer.Argument(parser=weight, help="How many times as many as others; none: as many.")
+    ],
+    dsn: DsnOption = None,
+) -> None:
+    """Give a key of a fair queue more or less than the others."""
+
+    async def set_share() -> None:
+        async with open_database(dsn) as database:
+            changed = await Admin(database).set_share(name, key, weight or None)
+        out.print(f"changed {name}" if changed else "it was so already")
+
+    run(set_share())
+
+
+@queues.command()
+def shares(
+    name: Annotated[str | None, typer.Argument(help="Name of the queue.")] = None,
+    dsn: DsnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the keys that get more or less than others."""
+
+    async def list_shares() -> None:
+        async with open_database(dsn) as database:
+            rows = [dict(row) for row in await Admin(database).queue_shares(name)]
+        print_rows(rows, as_json=as_json, empty="every key has the weight 1")
+
+    run(list_shares())
 
 
 def _policy(given: dict[str, Any]) -> Policy:

@@ -18,6 +18,7 @@ from notifyq.embedded.binaries import version
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from notifyq.admin import Bell
     from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
     from notifyq.database import Connection
@@ -178,6 +179,7 @@ class NotifyContention(Fault):
     async def inject(self, rig: Rig) -> None:
         """Measure a queue without a bell, one that is attended, and one that always rings."""
         rates: dict[str, float] = {}
+        bell: Bell
         with rig.injecting(self.name):
             async with neighbour.neighbour(rig.server.dsn) as dsn:
                 for bell in ("off", "always", "auto", "off"):
