@@ -32,10 +32,8 @@ create table if not exists messages.message (
   constraint message_locked_ck check (
     (state = 'locked') = (lock_expires_at is not null and locked_at is not null)
   ),
-  constraint message_headers_ck check (jsonb_typeof(headers) = 'object'),
-  constraint message_max_attempts_ck check (max_attempts between 1 and 1000),
-  constraint message_dedup_scope_ck check (dedup_scope = 'waiting'),
-  constraint message_blockers_ck check (blockers > 0)
+  -- No more of them: each statement that publishes or claims reads all anew.
+  constraint message_headers_ck check (jsonb_typeof(headers) = 'object')
 ) with (
   -- Each claim and each heartbeat writes a new row version: room on the page keeps heartbeats HOT.
   fillfactor = 70,

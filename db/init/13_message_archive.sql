@@ -25,6 +25,7 @@ create table if not exists messages.message_archive (
   result jsonb,
   key text,
   max_attempts integer,
+  awaited boolean not null default false,
   -- A key over partitions must hold the partition column, so it cannot forbid a second row for an
   -- id: the fenced delete in messages._archive() does.
   constraint message_archive_id_archived_at_pk primary key (id, archived_at)

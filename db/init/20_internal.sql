@@ -1,8 +1,8 @@
 -- Internal: what several functions share. Executable by nobody but the owner.
 --
 -- owns:    nothing
--- writes:  messages.message, messages.message_archive (_archive); notifies finished_message
--- calls:   messages._notify, messages._compact, messages._held_queues, messages._ring_freed
+-- writes:  messages.message, messages.message_archive (_archive)
+-- calls:   nothing
 -- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace function messages._queue(name text)
@@ -120,15 +120,8 @@ create or replace function messages._archive(
   set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
-declare
-  v_done bigint[];
-  v_awaited bigint[];
-  v_queues text[];
-  v_held text[];
 begin
-  if exists (select from messages.flow as f where f.is_held) then
-    v_held := messages._held_queues(_archive.ids);
-  end if;
+  return query
   with ending as (
     -- Somebody may name a message twice.
     select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.status, u.details, u.result
@@ -148,34 +141,17 @@ begin
         )
       ) is true
     returning m.*
-  ),
-  kept as (
-    insert into messages.message_archive as a (
-      id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
-      handled_by, dedup_key, message, headers, details, result, key, max_attempts
-    )
-    select
-      g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
-      e.status, g.queue, g.type, g.locked_by, coalesce(g.dedup_key, g.given_up_key), g.message,
-      g.headers, e.details, e.result, g.key, g.max_attempts
-    from gone as g
-    join ending as e on e.id = g.id and e.lock_token = g.lock_token
   )
-  -- In one pass: this is in the way of every message, and hardly any is awaited.
+  insert into messages.message_archive as a (
+    id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
+    handled_by, dedup_key, message, headers, details, result, key, max_attempts, awaited
+  )
   select
-    array_agg(g.id),
-    array_agg(g.id) filter (where g.awaited),
-    array_agg(g.queue) filter (where g.awaited)
-  into v_done, v_awaited, v_queues
-  from gone as g;
-  if v_awaited <> '{}' then
-    perform messages._notify('finished_message', u.queue, messages._compact(array_agg(u.id)))
-    from unnest(v_awaited, v_queues) as u (id, queue)
-    group by u.queue;
-  end if;
-  if v_held <> '{}' then
-    perform messages._ring_freed(v_held, _archive.ids);
-  end if;
-  return query select u.id from unnest(v_done) as u (id);
+    g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
+    e.status, g.queue, g.type, g.locked_by, coalesce(g.dedup_key, g.given_up_key), g.message,
+    g.headers, e.details, e.result, g.key, g.max_attempts, g.awaited
+  from gone as g
+  join ending as e on e.id = g.id and e.lock_token = g.lock_token
+  returning a.id;
 end;
 $$;

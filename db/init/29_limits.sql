@@ -2,8 +2,8 @@
 --
 -- owns:    trigger bound of messages.message
 -- writes:  nothing
--- calls:   nothing
--- raises:  NQ008 over a limit
+-- calls:   messages._invalid
+-- raises:  NQ003 invalid argument, NQ008 over a limit
 
 -- What of a value is over the limits, or null.
 create or replace function messages._excess(what text, value jsonb)
@@ -40,6 +40,11 @@ declare
   v_most integer;
   v_excess text;
 begin
+  if new.max_attempts not between 1 and 1000 then
+    perform messages._invalid(
+      format('max_attempts must be between 1 and 1000, not %s', new.max_attempts)
+    );
+  end if;
   -- PostgreSQL keeps 1e5000 in a few bytes and writes it out in full; Python reads 4300 digits. A
   -- number that long has 255 digits in a row, as few texts do: only then is it worth while to look.
   if jsonb_path_exists(new.message, '$.**{101}')
@@ -86,5 +91,6 @@ create or replace trigger bound
   for each row
   when (
     octet_length(concat(new.message, new.headers, new.type, new.dedup_key, new.key)) > 200
+    or new.max_attempts is not null
   )
   execute function messages._bound();

@@ -70,6 +70,7 @@ declare
   v_left integer := claim.quantity;
   v_ids bigint[];
   v_now timestamptz;
+  v_attempts integer;
 begin
   perform messages._check_quantity(claim.quantity, 10000);
   perform messages._check_positive('lock_timeout', claim.lock_timeout);
@@ -108,6 +109,7 @@ begin
     end if;
     continue when v_ids = '{}';
     v_now := clock_timestamp();
+    v_attempts := claim.max_attempts[array_position(claim.queues, v_queue.name)];
     return query
     with claimed as (
       update messages.message as m
@@ -120,7 +122,7 @@ begin
         given_up_key = case
           when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
         attempts = m.attempts + 1,
-        handler_attempts = claim.max_attempts[array_position(claim.queues, v_queue.name)]
+        handler_attempts = v_attempts
       where m.id = any (array(select i.id from unnest(v_ids) as i (id)))
       returning m.*
     )

@@ -4,7 +4,7 @@
 -- writes:  messages.message, messages.message_archive, messages.attempt
 -- calls:   messages._archive, messages._backoff, messages._ring, messages._attended_key,
 --          messages._queue, messages._invalid, messages._screen, messages._note_attempt,
---          messages._held_queues, messages._ring_freed
+--          messages._ring_freed
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.finish_many(
@@ -96,7 +96,7 @@ begin
   then
     perform messages._ring(queue, message.id::text);
   elsif exists (select from messages.flow as f where f.is_held) then
-    perform messages._ring_freed(messages._held_queues(array[message.id]), array[message.id]);
+    perform messages._ring_freed(array[queue.name], array[message.id]);
   end if;
   return v_now + greatest(v_delay, interval '0');
 end;

@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.message
 -- calls:   messages._ring, messages._compact, messages._check_positive, messages._screen,
---          messages._held_queues, messages._ring_freed
+--          messages._ring_freed
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.extend_many(
@@ -116,7 +116,8 @@ begin
   if release_many.delay > interval '0' and exists (
     select from messages.flow as f where f.is_held
   ) then
-    perform messages._ring_freed(messages._held_queues(ids), ids);
+    perform messages._ring_freed(array_agg(distinct f.queue), array_agg(f.id))
+    from unnest(v_freed) as f;
   end if;
   return query select f.id from unnest(v_freed) as f order by f.id;
 end;

@@ -1,8 +1,9 @@
--- Died: what makes a dead message heard, its last attempt known, and what waits for it go on.
+-- Died: what the end of a message sets off, for who waits for it and where it is a dead one.
 --
 -- owns:    trigger died of messages.message_archive
--- writes:  messages.attempt; notifies dead_message
--- calls:   messages._notify, messages._compact, messages._settle_dependencies
+-- writes:  messages.attempt; notifies dead_message and finished_message
+-- calls:   messages._notify, messages._compact, messages._settle_dependencies,
+--          messages._ring_freed
 -- raises:  nothing
 
 create or replace function messages._died()
@@ -15,23 +16,41 @@ declare
   v_dead messages.message_archive;
   v_queue text;
   v_ids bigint[];
+  v_awaited bigint[];
+  v_is_followed boolean;
+  v_is_held boolean;
   v_named integer := 0;
   v_count integer := 0;
 begin
-  if exists (select from messages.dependency) then
+  -- One statement: this is in the way of every message.
+  select exists (select from messages.dependency),
+    exists (select from messages.flow as f where f.is_held)
+  into v_is_followed, v_is_held;
+  if v_is_held then
+    perform messages._ring_freed(array_agg(distinct a.queue), array_agg(a.id)) from archived as a;
+  end if;
+  if v_is_followed then
     perform messages._settle_dependencies(
       array_agg(a.id order by a.id), array_agg(a.status order by a.id)
     )
     from archived as a;
   end if;
-  for v_queue, v_ids in
-    select a.queue, array_agg(a.id order by a.id)
+  for v_queue, v_ids, v_awaited in
+    select a.queue,
+      array_agg(a.id order by a.id) filter (where a.status <> 'success'),
+      array_agg(a.id order by a.id) filter (where a.awaited)
     from archived as a
     where a.status <> 'success'
+      or a.awaited
     group by a.queue
   loop
-    v_count := v_count + cardinality(v_ids);
-    perform messages._notify('dead_message', v_queue, messages._compact(v_ids));
+    if v_ids is not null then
+      v_count := v_count + cardinality(v_ids);
+      perform messages._notify('dead_message', v_queue, messages._compact(v_ids));
+    end if;
+    if v_awaited is not null then
+      perform messages._notify('finished_message', v_queue, messages._compact(v_awaited));
+    end if;
   end loop;
   if v_count = 0 then
     return null;

@@ -130,25 +130,7 @@ begin
 end;
 $$;
 
--- Of these messages, which are locked, the queues in which others wait for that to end.
-create or replace function messages._held_queues(ids bigint[])
-  returns text[]
-  language plpgsql
-  stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-as $$
-begin
-  return array(
-    select distinct m.queue
-    from messages.message as m
-    join messages.flow as f on f.queue = m.queue and f.part = 'claim' and f.is_held
-    where m.id = any (_held_queues.ids)
-  );
-end;
-$$;
-
+-- Locks of these messages have ended: ring in those of the queues where others wait for that.
 create or replace function messages._ring_freed(queues text[], ids bigint[])
   returns void
   language plpgsql
@@ -158,6 +140,7 @@ as $$
 begin
   perform messages._ring(q, messages._compact(_ring_freed.ids[1:1000]))
   from messages.queue as q
+  join messages.flow as f on f.queue = q.name and f.part = 'claim' and f.is_held
   where q.name = any (_ring_freed.queues);
 end;
 $$;

@@ -10,8 +10,7 @@
 -- What a message is about, and how often it may be tried.
 alter table messages.message
   add column key text,
-  add column max_attempts integer,
-  add constraint message_max_attempts_ck check (max_attempts between 1 and 1000);
+  add column max_attempts integer;
 alter table messages.message_archive
   add column key text,
   add column max_attempts integer;
@@ -36,6 +35,8 @@ $$;
 
 -- Results: whose end rings, and what there is to read of it.
 alter table messages.message
+  add column awaited boolean not null default false;
+alter table messages.message_archive
   add column awaited boolean not null default false;
 
 comment on column messages.message.awaited is
@@ -414,9 +415,7 @@ comment on column messages.schedule.last_error is 'Why not.';
 alter table messages.message
   add column dedup_scope text,
   add column given_up_key text,
-  add column blockers integer,
-  add constraint message_dedup_scope_ck check (dedup_scope = 'waiting'),
-  add constraint message_blockers_ck check (blockers > 0);
+  add column blockers integer;
 
 comment on column messages.message.dedup_key is
   'At most one message of a queue has a given key while it is live, or as dedup_scope says.';
