@@ -107,6 +107,44 @@ async def test_words_counts_and_rejects_what_has_no_text(load: Any, connection: 
     assert "text" in (details or "")
 
 
+async def test_prices_asks_all_shops_and_keeps_the_best_offer(
+    load: Any, connection: Connection
+) -> None:
+    prices = load("prices")
+    app = prices.app
+    await app.create_queues()
+    await app.create_schedules()
+    asked = await app.publish("prices", "south", key="south", dedup_key="south")
+    compared = await app.schedules.run("compare")
+    await work(app)
+    status, callback, _ = await finished(connection, compared)
+    assert status == "success"
+    status, offer, _ = await finished(connection, callback)
+    assert (status, offer) == ("success", {"shop": "south", "price": 8.0})
+    by_shop = {it.payload(): it for it in await app.archive.finished("prices")}
+    assert {shop: it.status for shop, it in by_shop.items()} == {
+        "north": "success",
+        "south": "success",
+        "east": "rejected",
+    }
+    assert (by_shop["south"].id, by_shop["south"].attempts) == (asked, 2)
+    assert "east does not have it" in by_shop["east"].details
+    (queue,) = await app.admin.queue_info("prices")
+    assert (queue["ordered"], queue["concurrency"]) == (True, 20)
+
+
+async def test_prices_waits_for_the_best_offer_of_today(load: Any) -> None:
+    prices = load("prices")
+    worker = notifyq.App(prices.app.dsn)
+    worker.registry = prices.app.registry
+    await worker.create_queues()
+    running = worker.worker()
+    working = asyncio.create_task(worker.work(running))
+    assert (await prices.today()).shop == "south"
+    running.stop()
+    await working
+
+
 async def die(connection: Connection, status: str) -> int:
     id_ = await value(connection, "publish", queue="default", message={})
     await connection.execute(
