@@ -108,8 +108,8 @@ begin
       v_ids := messages._look(v_queue.name, v_left, claim.filter, claim.thorough);
     end if;
     continue when v_ids = '{}';
-    v_now := clock_timestamp();
     v_attempts := claim.max_attempts[array_position(claim.queues, v_queue.name)];
+    v_now := clock_timestamp();
     return query
     with claimed as (
       update messages.message as m

@@ -14,7 +14,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.payload import check_json, encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from datetime import datetime, timedelta
 
     from notifyq.borrowed import Awaited, Borrowed
@@ -54,7 +54,7 @@ class Options(TypedDict, total=False):
     """With keep: it has its key this long at least; debounce: it is put off no longer than this."""
     on_duplicate: OnDuplicate
     """What becomes of a message whose `dedup_key` is taken; by default it is not published."""
-    after: Iterable[int] | None
+    after: Sequence[int] | None
     """Messages whose end it waits for; `delay` counts from the last of them."""
     on_failure: OnFailure
     """What if one of them dies; by default this one is cancelled."""
@@ -236,6 +236,8 @@ def _before(options: Options) -> tuple[Any, ...]:
 
 
 def _behind(options: Options) -> tuple[Any, ...]:
+    if unknown := options.keys() - Options.__annotations__.keys():
+        raise TypeError(f"there is no option {min(unknown)!r} of a message")
     return (
         options.get("max_attempts"),
         options.get("dedup_scope"),

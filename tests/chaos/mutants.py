@@ -69,8 +69,8 @@ _CLAIM_TOKEN = """
         lock_token = m.lock_token + 1,"""
 
 _CLAIM_ATTEMPTS = """
-        locked_by = claim.worker,
-        attempts = m.attempts + 1"""
+        attempts = m.attempts + 1,
+        handler_attempts = v_attempts"""
 
 _REAPED_LATER = f"""
   perform pg_advisory_xact_lock({GATE});
