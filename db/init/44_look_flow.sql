@@ -5,13 +5,13 @@
 --
 -- owns:    nothing
 -- writes:  messages.message (row locks), messages.flow_state, messages.flow
--- calls:   messages._look, messages._look_keys, messages._key_rooms, messages._tokens,
---          messages._pay, messages._note_held, messages._invalid
+-- calls:   messages._look, messages._look_keys, messages._look_fair, messages._key_rooms,
+--          messages._tokens, messages._pay, messages._note_held, messages._invalid
 -- raises:  NQ003 invalid argument
 
 -- Of messages that were found in their order, those that their keys have room for.
 create or replace function messages._fitting(
-  queue messages.queue, seen bigint[], running bigint[], floor double precision
+  queue messages.queue, seen bigint[], running bigint[]
 )
   returns bigint[]
   language plpgsql
@@ -22,39 +22,65 @@ create or replace function messages._fitting(
   set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
+declare
+  v_ids bigint[] := seen;
 begin
-  return array(
-    with candidates as materialized (
-      select m.id, m.key, m.priority,
-        row_number() over (
-          partition by m.key
-          order by case when queue.ordered then 0 else m.priority end desc, m.id
-        ) as place
+  if queue.ordered then
+    v_ids := array(
+      select m.id
       from messages.message as m
       where m.id = any (_fitting.seen)
-    )
-    select c.id
-    from candidates as c
-    left join messages._key_rooms(
-      queue, array(select distinct d.key from candidates as d where d.key is not null),
-      running, '{}', floor
-    ) as r on r._key = c.key
-    where c.key is null
-      or (
-        c.place <= r._room
         and (
-          not queue.ordered
-          or c.id = (
+          m.key is null
+          -- A range of one key, see _of_keys().
+          or m.id = (
             select h.id
             from messages.message as h
             where h.queue = _fitting.queue.name
-              and h.key = c.key
-            order by h.id
+              and h.key >= m.key
+              and h.key <= m.key
+            order by h.key, h.id
             limit 1
           )
         )
-      )
-    order by c.priority desc, c.id
+    );
+  end if;
+  -- Where all that runs is less than a key may have, so is what runs of each.
+  if v_ids = '{}' or queue.key_rate is null and (
+    cardinality(running) + cardinality(v_ids) <= coalesce(queue.key_concurrency, 2147483647)
+    or queue.key_concurrency is null
+  ) then
+    return v_ids;
+  end if;
+  return array(
+    with candidates as materialized (
+      select m.id, m.key, m.priority from messages.message as m where m.id = any (v_ids)
+    ),
+    crowded as materialized (
+      select c.key, r._room
+      from (
+        select d.key, count(*) as quantity from candidates as d where d.key is not null group by 1
+      ) as c
+      join messages._key_rooms(
+        queue, array(select distinct d.key from candidates as d where d.key is not null),
+        running, '{}'
+      ) as r on r._key = c.key
+      where c.quantity > r._room
+    )
+    select c.id
+    from candidates as c
+    where c.key is null
+      or c.key <> all (array(select w.key from crowded as w))
+    union all
+    select p.id
+    from (
+      select c.id, w._room, row_number() over (
+        partition by c.key order by c.priority desc, c.id
+      ) as place
+      from crowded as w
+      join candidates as c on c.key = w.key
+    ) as p
+    where p.place <= p._room
   );
 end;
 $$;
@@ -77,8 +103,9 @@ create or replace function messages._look_flow(
 as $$
 declare
   v_now timestamptz := clock_timestamp();
+  v_before messages.flow_state;
   v_state messages.flow_state;
-  v_is_counted boolean := false;
+  v_is_counting boolean := queue.concurrency is not null or queue.key_concurrency is not null;
   v_room integer := quantity;
   v_tokens integer := quantity;
   v_look record;
@@ -91,7 +118,7 @@ begin
       'claim and take in a transaction of that isolation level'
     );
   end if;
-  select s.* into v_state
+  select s.* into v_before
   from messages.flow_state as s
   where s.queue = _look_flow.queue.name
   order by s.number desc
@@ -99,11 +126,10 @@ begin
   if not found then
     return v_ids;
   end if;
-  if queue.concurrency is not null or queue.key_concurrency is not null then
-    -- Now and then all that is locked: what was claimed without a limit counts as well.
-    v_is_counted := v_now not between v_state.counted_at
-      and v_state.counted_at + interval '5 seconds';
-    if v_is_counted then
+  v_state := v_before;
+  if v_is_counting then
+    if v_now not between v_state.counted_at and v_state.counted_at + interval '5 seconds' then
+      -- Now and then all that is locked: what was claimed without a limit counts as well.
       v_state.counted_at := v_now;
       v_state.running := array(
         select m.id
@@ -111,7 +137,11 @@ begin
         where m.state = 'locked'
           and m.queue = _look_flow.queue.name
       );
-    else
+      v_state.kept := cardinality(v_state.running);
+    elsif cardinality(v_state.running) + quantity > least(
+      queue.concurrency, queue.key_concurrency, 2 * v_state.kept + 500
+    ) then
+      -- Only when it matters: with those that are locked no more they are within the limits, too.
       v_state.running := array(
         select m.id
         from messages.message as m
@@ -119,6 +149,7 @@ begin
           -- Not a condition on the state itself, see _archive().
           and (m.state = 'locked') is true
       );
+      v_state.kept := cardinality(v_state.running);
     end if;
     v_room := least(quantity, queue.concurrency - cardinality(v_state.running));
   end if;
@@ -128,34 +159,51 @@ begin
     );
   end if;
   if least(v_room, v_tokens) > 0 then
-    if queue.ordered or queue.fair
-      or queue.key_concurrency is not null or queue.key_rate is not null
-    then
-      v_look := messages._look_keys(queue, least(v_room, v_tokens), filter, thorough, v_state);
+    if queue.fair then
+      v_look := messages._look_fair(queue, least(v_room, v_tokens), filter, v_state);
       v_state.turn := v_look._turn;
+      v_state.keys := v_look._keys;
+      v_state.scan_at := v_look._scan_at;
+      v_state.walk_at := v_look._walk_at;
+    elsif queue.ordered or queue.key_concurrency is not null or queue.key_rate is not null then
+      v_look := messages._look_keys(queue, least(v_room, v_tokens), filter, thorough, v_state);
       v_state.natural_look := v_look._natural_look;
-      v_state.after_key := v_look._after_key;
-      v_ids := v_look._ids;
-      v_is_blocked := v_look._is_blocked;
     else
       v_ids := messages._look(queue.name, least(v_room, v_tokens), filter, thorough);
     end if;
+    if v_look is distinct from null then
+      v_state.after_key := v_look._after_key;
+      v_state.place := v_look._place;
+      v_ids := v_look._ids;
+      v_is_blocked := v_look._is_blocked;
+    end if;
   end if;
-  if v_ids <> '{}' or v_is_counted then
+  if v_is_counting then
+    v_state.running := v_state.running || v_ids;
+  elsif v_state.running <> '{}' then
+    v_state.running := '{}';
+  end if;
+  if queue.rate is not null and v_ids <> '{}' then
+    v_state.paid_at := messages._pay(
+      v_state.paid_at, v_now, cardinality(v_ids), queue.rate, queue.rate_period
+    );
+  end if;
+  if v_state is distinct from v_before then
     update messages.flow_state as s
     set number = s.number + 1,
       turn = v_state.turn,
       natural_look = v_state.natural_look,
       after_key = v_state.after_key,
       counted_at = v_state.counted_at,
-      running = case
-        when queue.concurrency is not null or queue.key_concurrency is not null
-        then v_state.running || v_ids else '{}' end,
-      paid_at = case
-        when queue.rate is null then s.paid_at
-        else messages._pay(
-          s.paid_at, v_now, cardinality(v_ids), queue.rate, queue.rate_period
-        ) end
+      running = v_state.running,
+      kept = v_state.kept,
+      -- As it is where nothing has changed, since it may be long.
+      keys = case when s.scan_at = v_state.scan_at and v_state.keys <> '{}'
+        then s.keys else v_state.keys end,
+      scan_at = v_state.scan_at,
+      place = v_state.place,
+      walk_at = v_state.walk_at,
+      paid_at = v_state.paid_at
     where s.queue = _look_flow.queue.name
       and s.number = v_state.number;
   end if;

@@ -1,22 +1,19 @@
--- Look by keys: the search of a claim where limits, order or shares go by the keys of messages.
+-- Look by keys: the search of a claim where limits or order go by the keys of messages.
+--
+-- First the messages in their order, as long as most of them may be had. Then, where others are in
+-- their way, key by key: from one key to the next in an index, however much waits of each.
 --
 -- owns:    nothing
 -- writes:  messages.message (row locks), messages.flow_key
--- calls:   messages._look, messages._fitting, messages._stage, messages._waiting_keys,
---          messages._key_rooms, messages._charge_keys
+-- calls:   messages._look, messages._fitting, messages._waiting_keys, messages._key_rooms,
+--          messages._keyless, messages._charge_keys
 -- raises:  nothing
 
--- From each of the keys as many messages as it has room for, the most deserving up to quantity,
--- and up to most of one key; locked.
+-- From each of the keys as many messages as it has room for, and those of loose, up to quantity in
+-- all; locked.
 create or replace function messages._of_keys(
-  queue messages.queue,
-  keys text[],
-  quantity integer,
-  most integer,
-  filter jsonpath,
-  running bigint[],
-  given bigint[],
-  floor double precision
+  queue messages.queue, keys text[], quantity integer, filter jsonpath, running bigint[],
+  given bigint[], loose bigint[]
 )
   returns bigint[]
   language plpgsql
@@ -31,27 +28,30 @@ declare
   v_best bigint[];
 begin
   v_best := array(
-    with rooms as materialized (
-      select r.*
-      from messages._key_rooms(queue, keys, running, given, floor) as r
-      where r._room > 0
-    )
-    select f.id
-    from rooms as r
-    cross join lateral (
-      select w.id, w.priority, row_number() over (order by w.priority desc, w.id) as place
-      from (
+    select b.id
+    from (
+      with rooms as materialized (
+        select r.*
+        from messages._key_rooms(queue, keys, running, given) as r
+        where r._room > 0
+      )
+      select f.id, f.priority
+      from rooms as r
+      cross join lateral (
+        -- A range of one key: with an equality another index would give the same order, and
+        -- read what waits of all keys.
         (
           select m.id, m.priority
           from messages.message as m
           where not queue.ordered
             and m.queue = _of_keys.queue.name
-            and m.key = r._key
+            and m.key >= r._key
+            and m.key <= r._key
             and m.state = 'waiting'
             and m.id <> all (_of_keys.given)
             and (_of_keys.filter is null or m.message @@ _of_keys.filter)
-          order by m.priority desc, m.id
-          limit least(r._room, _of_keys.most)
+          order by m.key, m.priority desc, m.id
+          limit least(r._room, _of_keys.quantity)
         )
         union all
         select h.id, h.priority
@@ -60,22 +60,30 @@ begin
           from messages.message as m
           where queue.ordered
             and m.queue = _of_keys.queue.name
-            and m.key = r._key
-          order by m.id
+            and m.key >= r._key
+            and m.key <= r._key
+          order by m.key, m.id
           limit 1
         ) as h
         where h.state = 'waiting'
           and h.id <> all (_of_keys.given)
           and (_of_keys.filter is null or h.message @@ _of_keys.filter)
-      ) as w
-    ) as f
-    order by case when queue.fair then r._turn + f.place / r._weight end, f.priority desc, f.id
-    limit _of_keys.quantity
+      ) as f
+      union all
+      select m.id, m.priority
+      from messages.message as m
+      where m.id = any (_of_keys.loose)
+        and m.id <> all (_of_keys.given)
+      order by priority desc, id
+      limit _of_keys.quantity
+    ) as b
+    order by b.priority desc, b.id
   );
   return array(
     select m.id
     from messages.message as m
     where m.id = any (v_best)
+      -- Not a condition on the state itself, see _archive().
       and (m.state = 'waiting') is true
     order by m.id
     for update skip locked
@@ -83,8 +91,8 @@ begin
 end;
 $$;
 
--- state is as the last claim has left it; _turn, _natural_look and _after_key are for the next one.
--- _is_blocked tells that something waits for a lock to end.
+-- state is as the last claim has left it, and what begins with _ is for the next one. _is_blocked
+-- tells that something waits for a lock to end.
 create or replace function messages._look_keys(
   queue messages.queue,
   quantity integer,
@@ -92,9 +100,9 @@ create or replace function messages._look_keys(
   thorough boolean,
   state messages.flow_state,
   out _ids bigint[],
-  out _turn double precision,
   out _natural_look integer,
   out _after_key text,
+  out _place bigint[],
   out _is_blocked boolean
 )
   language plpgsql
@@ -109,82 +117,49 @@ declare
   v_keys_at_once constant integer := 1000;
   v_asked integer := least(quantity, state.natural_look);
   v_found bigint[];
+  v_loose bigint[];
   v_keys text[];
   v_key text := state.after_key;
   v_is_around boolean := state.after_key = '';
 begin
-  _ids := '{}';
-  _turn := state.turn;
   _natural_look := state.natural_look;
   _after_key := state.after_key;
-  _is_blocked := false;
-  if queue.fair then
-    perform messages._stage(queue.name, clock_timestamp(), 10 * quantity);
-  else
-    v_found := messages._look(queue.name, v_asked, filter, thorough);
-    _ids := messages._fitting(queue, v_found, state.running, state.turn);
-    _is_blocked := cardinality(_ids) < cardinality(v_found);
-    if not _is_blocked and cardinality(_ids) = v_asked then
-      _natural_look := greatest(state.natural_look, least(2 * v_asked, 10000));
-    elsif 2 * cardinality(_ids) < cardinality(v_found) then
-      _natural_look := greatest(16, 2 * cardinality(_ids));
-    end if;
+  _place := state.place;
+  v_found := messages._look(queue.name, v_asked, filter, thorough);
+  _ids := messages._fitting(queue, v_found, state.running);
+  _is_blocked := cardinality(_ids) < cardinality(v_found);
+  if not _is_blocked and cardinality(_ids) = v_asked then
+    _natural_look := greatest(state.natural_look, least(2 * v_asked, 10000));
+  elsif 2 * cardinality(_ids) < cardinality(v_found) then
+    _natural_look := greatest(16, 2 * cardinality(_ids));
   end if;
   -- Fewer than were asked for are all there are.
-  if queue.fair or cardinality(v_found) = v_asked and cardinality(_ids) < quantity then
+  if cardinality(v_found) = v_asked and cardinality(_ids) < quantity then
+    -- Behind what must wait those without a key have their turn as if they had one each.
+    select k._ids, k._place into v_loose, _place
+    from messages._keyless(queue.name, quantity + cardinality(_ids), filter, state.place) as k;
     for v_window in 1 .. 10 loop
+      exit when cardinality(_ids) >= quantity;
       v_keys := messages._waiting_keys(
         queue.name, v_key, case when v_is_around then nullif(state.after_key, '') end,
         v_keys_at_once
       );
-      loop
-        exit when cardinality(_ids) >= quantity or v_keys = '{}';
-        v_found := messages._of_keys(
-          queue, v_keys, quantity - cardinality(_ids),
-          case when queue.fair
-            then greatest(16, 4 * (quantity - cardinality(_ids)) / cardinality(v_keys))
-            else quantity end,
-          filter, state.running, _ids, state.turn
-        );
-        _ids := _ids || v_found;
-        exit when v_found = '{}' or not queue.fair;
-      end loop;
+      _ids := _ids || messages._of_keys(
+        queue, v_keys, quantity - cardinality(_ids), filter, state.running, _ids, v_loose
+      );
       v_key := case when cardinality(v_keys) = v_keys_at_once
         then v_keys[v_keys_at_once] else '' end;
-      exit when cardinality(_ids) >= quantity or v_key = '' and v_is_around;
+      exit when v_key = '' and v_is_around;
       v_is_around := v_is_around or v_key = '';
     end loop;
     _after_key := v_key;
-    -- Messages without a key are in neither index of keys: those among the first of the queue.
     if cardinality(_ids) < quantity then
       _is_blocked := _is_blocked
         or v_keys <> '{}' and (queue.ordered or queue.key_concurrency is not null);
-      v_found := array(
-        select w.id
-        from (
-          select m.id, m.key, m.message
-          from messages.message as m
-          where m.queue = _look_keys.queue.name
-            and m.state = 'waiting'
-          order by m.priority desc, m.id
-          limit 1000
-        ) as w
-        where w.key is null
-          and w.id <> all (_ids)
-          and (_look_keys.filter is null or w.message @@ _look_keys.filter)
-        limit quantity - cardinality(_ids)
-      );
-      _ids := _ids || array(
-        select m.id
-        from messages.message as m
-        where m.id = any (v_found)
-        order by m.id
-        for update skip locked
-      );
     end if;
   end if;
-  if _ids <> '{}' and (queue.fair or queue.key_rate is not null) then
-    _turn := messages._charge_keys(queue, _ids, state.turn);
+  if _ids <> '{}' and queue.key_rate is not null then
+    perform messages._charge_keys(queue, _ids);
   end if;
 end;
 $$;

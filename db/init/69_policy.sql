@@ -1,7 +1,8 @@
 -- Policy: what a queue may be like, and what is kept for one with limits.
 --
 -- owns:    nothing
--- writes:  messages.flow, messages.flow_state, messages.flow_key, messages.flow_room
+-- writes:  messages.flow, messages.flow_state, messages.flow_key, messages.flow_room;
+--          messages.queue (table lock)
 -- calls:   messages._check_positive, messages._invalid, messages._arm_capacity,
 --          messages._ring_again
 -- raises:  NQ003 invalid argument, NQ009 open transactions
@@ -55,6 +56,30 @@ begin
       format('overflow must be reject or drop_oldest, not %s', queue.overflow)
     );
   end if;
+end;
+$$;
+
+-- Wait for the claims that have seen the queue without a limit, and let none begin until it has one:
+-- then all that they have locked is counted. Each holds a lock of the table until its end.
+create or replace function messages._await_claims(queue text)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  -- Whoever comes meanwhile waits as well.
+  set lock_timeout = '2s'
+as $$
+begin
+  lock table messages.queue in access exclusive mode;
+  update messages.flow_state as s
+  set counted_at = '-infinity'
+  where s.queue = _await_claims.queue;
+exception
+  when lock_not_available then
+    raise exception using
+      errcode = 'NQ009',
+      message = 'transactions that publish or claim stay open',
+      hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
 end;
 $$;
 

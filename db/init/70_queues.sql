@@ -1,8 +1,9 @@
 -- Queues: create and change them.
 --
 -- owns:    nothing
--- writes:  messages.queue
--- calls:   messages._queue, messages._check_policy, messages._keep_flow, messages._invalid
+-- writes:  messages.queue, messages.flow (table lock)
+-- calls:   messages._queue, messages._check_policy, messages._keep_flow, messages._await_claims,
+--          messages._invalid
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
 
 create or replace function messages.create_queue(
@@ -126,8 +127,13 @@ create or replace function messages.alter_queue(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_queue messages.queue := messages._queue(name);
+  v_queue messages.queue;
+  v_old messages.queue;
 begin
+  -- One at a time: of two that have read the queue none could lock the others out.
+  lock table messages.flow in share update exclusive mode;
+  v_old := messages._queue(name);
+  v_queue := v_old;
   v_queue.lock_timeout := coalesce(lock_timeout, v_queue.lock_timeout);
   v_queue.max_attempts := coalesce(max_attempts, v_queue.max_attempts);
   v_queue.backoff := coalesce(backoff, v_queue.backoff);
@@ -149,6 +155,12 @@ begin
   v_queue.capacity := nullif(coalesce(capacity, v_queue.capacity), 0);
   v_queue.overflow := coalesce(overflow, v_queue.overflow);
   perform messages._check_policy(v_queue);
+  if v_old.concurrency is null and v_queue.concurrency is not null
+    or v_old.key_concurrency is null and v_queue.key_concurrency is not null
+    or v_queue.ordered and not v_old.ordered
+  then
+    perform messages._await_claims(v_queue.name);
+  end if;
   update messages.queue as q
   set lock_timeout = v_queue.lock_timeout,
     max_attempts = v_queue.max_attempts,
@@ -181,5 +193,5 @@ comment on function messages.alter_queue(
 ) is
   'Change the policy of a queue, see create_queue(); null leaves a value as it is, and 0 takes a '
   'limit away. Live messages follow the new policy from their next claim or settlement on. Returns '
-  'the queue. Raises NQ001 for an unknown queue, and NQ009 where transactions that publish stay '
-  'open while it gets its first capacity or loses it.';
+  'the queue. Raises NQ001 for an unknown queue, and NQ009 where transactions that publish or claim '
+  'stay open while it gets a capacity or loses it, or begins to count or to order what is claimed.';

@@ -4,7 +4,7 @@
 -- writes:  messages.queue, messages.message, messages.queue_grant, messages.dedup and
 --          messages.schedule (drop_queue)
 -- calls:   messages._queue, messages._publishing_key, messages._ring_again, messages._check_access,
---          messages._resolve
+--          messages._resolve, messages._arm_capacity
 -- raises:  NQ001 queue not found, NQ005 queue not empty, NQ007 no right to the queue, NQ009 open
 --          transactions
 
@@ -76,6 +76,9 @@ begin
   delete from messages.flow_room as r where r.queue = v_queue.name;
   delete from messages.share as s where s.queue = v_queue.name;
   delete from messages.queue as q where q.name = v_queue.name;
+  if v_queue.capacity is not null then
+    perform messages._arm_capacity();
+  end if;
   return v_dropped;
 exception
   when lock_not_available then

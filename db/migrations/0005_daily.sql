@@ -225,6 +225,11 @@ create table messages.flow_state (
   counted_at timestamptz not null default '-infinity',
   after_key text not null default '',
   running bigint[] not null default '{}',
+  kept integer not null default 0,
+  keys text[] not null default '{}',
+  scan_at timestamptz not null default '-infinity',
+  walk_at timestamptz not null default '-infinity',
+  place bigint[],
   constraint flow_state_queue_number_pk primary key (queue, number)
 );
 
@@ -240,6 +245,14 @@ comment on column messages.flow_state.counted_at is 'When all locked messages we
 comment on column messages.flow_state.after_key is 'The key behind which the next look begins.';
 comment on column messages.flow_state.running is
   'Ids that were handed out; those of them that are locked still are what the limits count.';
+comment on column messages.flow_state.kept is
+  'How many of them were left when those that are locked no more were last taken out.';
+comment on column messages.flow_state.keys is 'Keys of a fair queue of which something waits.';
+comment on column messages.flow_state.scan_at is 'When to look for such keys again.';
+comment on column messages.flow_state.walk_at is
+  'When to look again for messages of a fair queue without a key.';
+comment on column messages.flow_state.place is
+  'The priority and the id behind which to look for messages without a key.';
 
 create table messages.flow_key (
   queue text not null,

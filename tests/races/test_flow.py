@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import Connect, Connection, rows, value
+from database import Connect, Connection, rows, until_blocked, value
 from notifyq.errors import QueueFullError
 
 SESSIONS = 50
@@ -54,7 +54,7 @@ async def storm(connection: Connection, connect: Connect) -> Counter[str]:
     luck = random.Random(1)
     seen: Counter[str] = Counter()
     observer = await connect()
-    end = asyncio.get_running_loop().time() + 4
+    end = asyncio.get_running_loop().time() + 2.5
     spared = connection.get_server_pid()
 
     async def work() -> None:
@@ -118,9 +118,26 @@ async def test_fifty_claimers_never_have_more_than_the_limit(
     assert len(await rows(connection, "claim", queues=["q"], quantity=100)) == every
 
 
+@pytest.mark.parametrize("before", [{}, {"rate": 1000}])
+async def test_a_claim_that_began_before_there_was_a_limit_is_counted(
+    connection: Connection, connect: Connect, before: dict[str, Any]
+) -> None:
+    await value(connection, "create_queue", name="q", **before)
+    await put(connection, ["k"] * 10)
+    early, admin = await connect(), await connect()
+    claim = early.transaction()
+    await claim.start()
+    assert len(await rows(early, "claim", queues=["q"], quantity=3)) == 3
+    altered = asyncio.ensure_future(value(admin, "alter_queue", name="q", concurrency=4, rate=0))
+    await until_blocked(connection, admin)
+    await claim.commit()
+    await altered
+    assert len(await rows(connection, "claim", queues=["q"], quantity=10)) == 1
+
+
 async def test_a_key_is_worked_in_order_by_many(connection: Connection, connect: Connect) -> None:
     await value(connection, "create_queue", name="q", ordered=True, max_attempts=1000, backoff=ZERO)
-    published = await put(connection, [f"k{n % 40}" for n in range(2000)])
+    published = await put(connection, [f"k{n % 40}" for n in range(1000)])
     order: dict[str, list[int]] = {}
 
     async def work(seed: int) -> None:

@@ -221,7 +221,45 @@ async def test_tenants_have_equal_shares_whatever_waits(connection: Connection) 
     assert len(await claim(connection, 50)) == 50
     # One who was away has nothing saved up, and need not wait.
     (late,) = await put(connection, "small")
+    # As if a tenth of a second had gone by.
+    await connection.execute("update messages.flow_state set scan_at = '-infinity'")
     assert late in await ids(connection, 2)
+
+
+async def test_a_fair_claim_finds_new_keys_as_time_goes_by(connection: Connection) -> None:
+    await limited(connection, fair=True)
+    await put(connection, *["big"] * 300)
+    await ids(connection, 10)
+    (late,) = await put(connection, "small")
+    while late not in await ids(connection, 2):
+        pass
+    assert len(await waiting(connection)) > 50
+
+
+async def test_messages_without_a_key_are_one_tenant(connection: Connection) -> None:
+    await limited(connection, fair=True)
+    await put(connection, *["big"] * 1200)
+    await put(connection, *[None] * 40)
+    had: Counter[str | None] = Counter()
+    for _ in range(11):
+        # They are looked for now and then, 1000 messages at a time.
+        await connection.execute("update messages.flow_state set walk_at = '-infinity'")
+        had.update(it["key"] for it in await claim(connection, 6))
+    assert abs(had["big"] - had[None]) <= 12
+    assert sum(had.values()) == 66
+
+
+@pytest.mark.parametrize("policy", [{"key_concurrency": 1}, {"ordered": True}])
+async def test_no_backlog_hides_messages_without_a_key(
+    connection: Connection, policy: dict[str, Any]
+) -> None:
+    await limited(connection, **policy)
+    (first, *_) = await put(connection, *["a"] * 2500)
+    (loose,) = await put(connection, None)
+    found: list[int] = []
+    for _ in range(4):
+        found += await ids(connection, 10)
+    assert found == [first, loose]
 
 
 async def test_shares_go_by_their_weights(connection: Connection) -> None:
@@ -383,5 +421,6 @@ async def test_a_dropped_queue_leaves_nothing(connection: Connection) -> None:
     await put(connection, *"ab")
     await claim(connection)
     assert await value(connection, "drop_queue", name="q", force=True) == 2
+    assert not await connection.fetchval("select 1 from pg_trigger where tgname = 'capacity'")
     for table in ("flow", "flow_state", "flow_key", "flow_room", "share"):
         assert not await connection.fetchval(f"select count(*) from messages.{table}")
