@@ -59,8 +59,8 @@ begin
 end;
 $$;
 
--- Wait for the claims that have seen the queue without a limit, and let none begin until it has one:
--- then all that they have locked is counted. Each holds a lock of the table until its end.
+-- Wait for the claims that have seen the queue without a limit, and let none begin until it has
+-- one: then all that they have locked is counted. Each holds a lock of the table until its end.
 create or replace function messages._await_claims(queue text)
   returns void
   language plpgsql

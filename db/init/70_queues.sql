@@ -193,5 +193,5 @@ comment on function messages.alter_queue(
 ) is
   'Change the policy of a queue, see create_queue(); null leaves a value as it is, and 0 takes a '
   'limit away. Live messages follow the new policy from their next claim or settlement on. Returns '
-  'the queue. Raises NQ001 for an unknown queue, and NQ009 where transactions that publish or claim '
-  'stay open while it gets a capacity or loses it, or begins to count or to order what is claimed.';
+  'the queue. Raises NQ001 for an unknown queue, and NQ009 where transactions that publish or '
+  'claim stay open while it gets a capacity or loses it, or gets a concurrency or an order.';

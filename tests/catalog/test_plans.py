@@ -179,6 +179,48 @@ async def test_handing_out_ten_of_a_backlog_reads_about_ten(
             assert max([0, *touched, *map(int, removed)]) <= 10, plan.text
 
 
+# What a claim of ten may read at most: where keys are gone through, about a thousand of them, or of
+# messages without one.
+LIMITS = {
+    "concurrency => 1000": 100,
+    "rate => 1000, rate_burst => 1000": 10,
+    "ordered => true": 10,
+    "key_concurrency => 2": 100,
+    "fair => true": 1000,
+}
+
+
+@pytest.mark.parametrize("policy", LIMITS)
+@pytest.mark.parametrize("analysed", ["never", "while it was filled", "now"])
+async def test_a_claim_by_limits_reads_no_more_than_it_must(
+    explained: Explained, connect: Connect, policy: str, analysed: str
+) -> None:
+    connection = explained.connection
+    fill = """
+        insert into messages.message (queue, message, key)
+        select 'q', '1', 'k' || i % 300 from generate_series(1, 20000) as i
+    """
+    await connection.execute(
+        f"set auto_explain.log_min_duration = -1; select messages.create_queue('q', {policy})"
+    )
+    async with connection.transaction():
+        await connection.execute(fill)
+        if analysed == "while it was filled":
+            await (await connect()).execute("analyze messages.message")
+    if analysed == "now":
+        await connection.execute("analyze messages.message")
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for _ in range(TIMES):
+        plans = await explained.plans("select * from messages.claim(array['q'], 10)")
+        for plan in plans:
+            assert "message" not in plan.scans, plan.text
+            removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
+            touched = [*plan.rows_of("Sort"), *plan.rows_of("on message"), *map(int, removed)]
+            assert max([0, *touched]) <= LIMITS[policy], plan.text
+    locked = "select count(*) from messages.message where state = 'locked'"
+    assert await connection.fetchval(locked) == 10 * TIMES
+
+
 @pytest.mark.parametrize("call", ["finish", "finish_many", "take"])
 @pytest.mark.parametrize("is_analysed", [False, True])
 async def test_archiving_reads_the_messages_that_are_named_whatever_is_locked(
