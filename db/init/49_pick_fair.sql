@@ -11,11 +11,12 @@
 
 -- Of the keys that have had least, up to breadth of them, up to quantity messages, locked; their
 -- keys have paid. loose are messages without a key, which share the turn of the empty one. _first
--- is the least turn of those that had something.
+-- is the least turn of those that had something; _dry are those that had less than was looked for,
+-- told where less than quantity was found.
 create or replace function messages._pick_fair(
   queue messages.queue, keys text[], quantity integer, breadth integer, filter jsonpath,
   running bigint[], given bigint[], loose bigint[], floor double precision,
-  out _ids bigint[], out _first double precision
+  out _ids bigint[], out _first double precision, out _dry text[]
 )
   language plpgsql
   security definer
@@ -77,7 +78,7 @@ begin
       r.turn < min(r.level) over () as is_below
     from rising as r
   ),
-  found as (
+  found as materialized (
     select w.key, f.id, f.priority, w.turn + f.place / w.weight as turn
     from wanted as w
     cross join lateral (
@@ -163,7 +164,15 @@ begin
     from charged as c
     where c.number is null
   )
-  select array(select p.id from picked as p), (select min(c.old) from charged as c)
-  into _ids, _first;
+  select array(select p.id from picked as p), (select min(c.old) from charged as c), array(
+    select w.key
+    from wanted as w
+    left join (select f.key, count(*) as quantity from found as f group by f.key) as c
+      on c.key = w.key
+    where w.is_below
+      and coalesce(c.quantity, 0) < least(w.room, w.most)
+      and (select count(*) from picked as p) < _pick_fair.quantity
+  )
+  into _ids, _first, _dry;
 end;
 $$;

@@ -30,6 +30,7 @@ declare
   v_is_around boolean := state.after_key = '';
   v_loose bigint[] := array[]::bigint[];
   v_keys text[];
+  v_left text[];
   v_key text := state.after_key;
   v_scanned timestamptz;
   v_breadth integer;
@@ -73,19 +74,27 @@ begin
           + least(20 * (clock_timestamp() - v_scanned), interval '100 ms');
       end if;
     end if;
+    v_left := v_keys;
     v_breadth := quantity - cardinality(_ids);
     loop
-      exit when v_keys = '{}' and v_loose = '{}';
+      exit when v_left = '{}' and v_loose = '{}';
       select p.* into v_pick
       from messages._pick_fair(
-        queue, v_keys, quantity - cardinality(_ids), v_breadth, filter, state.running, _ids,
+        queue, v_left, quantity - cardinality(_ids), v_breadth, filter, state.running, _ids,
         v_loose, state.turn
       ) as p;
       _ids := _ids || v_pick._ids;
       _turn := greatest(_turn, v_pick._first);
       exit when cardinality(_ids) = quantity
-        or v_pick._ids = '{}' and v_breadth > v_keys_at_once;
-      -- Some had less than was thought, or nothing.
+        or v_pick._ids = '{}' and v_pick._dry = '{}' and v_breadth > v_keys_at_once;
+      -- Not those again that have no more: they would keep the others from rising.
+      v_left := array(
+        select u.key from unnest(v_left) as u (key)
+        where u.key <> all (v_pick._dry)
+      );
+      if '' = any (v_pick._dry) then
+        v_loose := '{}';
+      end if;
       v_breadth := v_keys_at_once + 1;
     end loop;
     exit when cardinality(_ids) = quantity;

@@ -236,6 +236,14 @@ async def test_a_fair_claim_finds_new_keys_as_time_goes_by(connection: Connectio
     assert len(await waiting(connection)) > 50
 
 
+async def test_a_fair_claim_is_full_while_anything_waits(connection: Connection) -> None:
+    await limited(connection, fair=True)
+    await put(connection, *["big"] * 300, *(f"small{n}" for n in range(25)), *[None] * 5)
+    for _ in range(11):
+        assert len(await claim(connection, 30)) == 30
+    assert await waiting(connection) == []
+
+
 async def test_messages_without_a_key_are_one_tenant(connection: Connection) -> None:
     await limited(connection, fair=True)
     await put(connection, *["big"] * 1200)
