@@ -139,7 +139,7 @@ begin
       );
       v_state.kept := cardinality(v_state.running);
     elsif cardinality(v_state.running) + quantity > least(
-      queue.concurrency, queue.key_concurrency, 2 * v_state.kept + greatest(100, 2 * quantity)
+      queue.concurrency, queue.key_concurrency, 2 * v_state.kept + 500
     ) then
       -- Only when it matters: with those that are locked no more they are within the limits, too.
       v_state.running := array(
