@@ -16,7 +16,7 @@ from notifyq.errors import (
     SchemaMissingError,
     SchemaTooOldError,
 )
-from notifyq.migrate.files import BEGIN, LOCK, Files, plan, script, sql_root
+from notifyq.migrate.files import BEGIN, GIVE_WAY, LOCK, Files, plan, script, sql_root
 from notifyq.migrate.state import check_rights, look
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ async def _run(connection: Connection, files: Files, choose: _Choose, attempt: i
                 await _execute(connection, path, files.text(path))
             after = await connection.fetchval(_CODE)
             is_foreign = await connection.fetchval(sql.IS_FOREIGN)
+            await connection.execute(GIVE_WAY)
     finally:
         connection.remove_log_listener(hear)
     return Report(

@@ -37,6 +37,33 @@ do $$ begin perform set_config(
 # from coming through, but not both.
 LOCK = "\nlock table messages.message in access exclusive mode;\n"
 
+# Run last. A claim that waits for a table is inside the function as it was: where messages have new
+# columns, it would end in an error that no worker of an older package survives. One that is
+# cancelled is sent again. Where this role may not cancel it, that worker has to be started again.
+GIVE_WAY = """
+do $$
+declare
+  v_pid integer;
+begin
+  for v_pid in
+    select distinct l.pid
+    from pg_locks as l
+    join pg_stat_activity as a on a.pid = l.pid and a.query ~ '\\mmessages\\.claim\\M'
+    join pg_class as c on c.oid = l.relation and c.relnamespace = 'messages'::regnamespace
+    where not l.granted
+      and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+  loop
+    begin
+      perform pg_cancel_backend(v_pid);
+    exception
+      when insufficient_privilege then
+        null;
+    end;
+  end loop;
+end;
+$$;
+"""
+
 _RECORD = """
 insert into messages.schema_version (version) values ({})
 on conflict on constraint schema_version_version_pk do nothing;
@@ -156,6 +183,6 @@ def script(installed: int | None, root: Path | None = None) -> str:
                 f"\n-- {path.parent.name}/{path.name}\n\n{files.text(path)}"
                 for path in files.plan(installed)
             ),
-            "\ncommit;\n",
+            f"{GIVE_WAY}\ncommit;\n",
         )
     )
