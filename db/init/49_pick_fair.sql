@@ -65,7 +65,7 @@ begin
     order by k.turn + 1 / k.weight
     limit breadth
   ),
-  -- As high as the first, the first two and so on would rise: least where those above it are left out.
+  -- As high as the first, the first two ... would rise: least where those above it are left out.
   rising as materialized (
     select n.*,
       (_pick_fair.quantity + sum(n.turn * n.weight) over w) / sum(n.weight) over w as level
