@@ -176,13 +176,14 @@ def field(lowest: int, highest: int) -> st.SearchStrategy[str]:
     return st.just("*") | term | few
 
 
+# Those whose rules have stayed: server and Python have databases of their own.
 ZONES = [
-    "Africa/Casablanca", "America/New_York", "Asia/Beirut", "Asia/Kathmandu",
-    "Australia/Lord_Howe", "Europe/Oslo", "Pacific/Chatham", "UTC",
+    "America/Havana", "America/New_York", "Asia/Beirut", "Asia/Kathmandu",
+    "Australia/Lord_Howe", "Europe/Dublin", "Europe/Oslo", "Pacific/Chatham", "UTC",
 ]  # fmt: skip
 # Each of these zones changes its clocks within a day or two of some of these.
 CHANGES = ["2026-03-08", "2026-03-29", "2026-04-05", "2026-09-27", "2026-10-04", "2026-10-25",
-           "2026-11-01", "2027-02-06", "2027-03-14"]  # fmt: skip
+           "2026-11-01", "2027-03-14"]  # fmt: skip
 moments = st.tuples(
     st.sampled_from(CHANGES), st.integers(-36 * 60, 36 * 60), st.integers(0, 59)
 ).map(
