@@ -29,8 +29,8 @@ OWNERS = """
 def bare_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Give the address of a server without any role of ours."""
     folder: Path = tmp_path_factory.mktemp("bare")
-    for parent in (folder, *folder.parents[:3]):
-        if parent.name.startswith(("bare", "pytest-")):
+    for parent in (folder, *folder.parents):
+        if parent.name.startswith(("bare", "popen-", "pytest-")):  # popen-: of parallel tests
             parent.chmod(0o711)
     binaries = debian_binaries() or wheel_binaries()
     if binaries is None:
