@@ -49,6 +49,9 @@ async def settle(connection: Connection, message: asyncpg.Record, luck: random.R
     # Else the worker has died with it.
 
 
+ENOUGH = 100
+
+
 async def storm(connection: Connection, connect: Connect) -> Counter[str]:
     """Claim and settle from many sessions, of which some are terminated; return what was seen."""
     luck = random.Random(1)
@@ -57,9 +60,13 @@ async def storm(connection: Connection, connect: Connect) -> Counter[str]:
     end = asyncio.get_running_loop().time() + 2.5
     spared = connection.get_server_pid()
 
+    def goes_on() -> bool:
+        # On a slow machine for as long as it takes; the test has a timeout of its own.
+        return asyncio.get_running_loop().time() < end or seen["claimed"] <= ENOUGH
+
     async def work() -> None:
         connection = await connect()
-        while asyncio.get_running_loop().time() < end:
+        while goes_on():
             try:
                 held = await rows(connection, "claim", queues=["q"], quantity=4, worker="w")
                 seen["claimed"] += len(held)
@@ -73,7 +80,7 @@ async def storm(connection: Connection, connect: Connect) -> Counter[str]:
                 connection = await connect()
 
     async def terminate() -> None:
-        while asyncio.get_running_loop().time() < end:
+        while goes_on():
             seen["terminated"] += await observer.fetchval(
                 "select count(pg_terminate_backend(pid)) from (select pid from pg_stat_activity "
                 "where datname = current_database() and pid <> pg_backend_pid() "
@@ -106,7 +113,7 @@ async def test_fifty_claimers_never_have_more_than_the_limit(
     await value(connection, "create_queue", name="q", max_attempts=1000, backoff=ZERO, **policy)
     await put(connection, [f"k{n % 11}" for n in range(20_000)])
     seen = await storm(connection, connect)
-    assert seen["claimed"] > 100
+    assert seen["claimed"] > ENOUGH
     assert seen["terminated"] > 5
     assert seen["every"] == every
     assert seen["most"] <= most
