@@ -228,7 +228,7 @@ async def test_tenants_have_equal_shares_whatever_waits(connection: Connection) 
 
 async def test_a_fair_claim_finds_new_keys_as_time_goes_by(connection: Connection) -> None:
     await limited(connection, fair=True)
-    await put(connection, *["big"] * 300)
+    await put(connection, *["big"] * 3000)
     await ids(connection, 10)
     (late,) = await put(connection, "small")
     while late not in await ids(connection, 2):
