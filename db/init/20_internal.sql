@@ -58,6 +58,21 @@ begin
 end;
 $$;
 
+create or replace function messages._check_attempts(max_attempts integer)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if max_attempts not between 1 and 1000 then
+    perform messages._invalid(
+      format('max_attempts must be between 1 and 1000, not %s', max_attempts)
+    );
+  end if;
+end;
+$$;
+
 create or replace function messages._check_positive(name text, value interval)
   returns void
   language plpgsql

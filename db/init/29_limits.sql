@@ -2,7 +2,7 @@
 --
 -- owns:    trigger bound of messages.message
 -- writes:  nothing
--- calls:   messages._invalid
+-- calls:   messages._check_attempts
 -- raises:  NQ003 invalid argument, NQ008 over a limit
 
 -- What of a value is over the limits, or null.
@@ -40,10 +40,8 @@ declare
   v_most integer;
   v_excess text;
 begin
-  if new.max_attempts not between 1 and 1000 then
-    perform messages._invalid(
-      format('max_attempts must be between 1 and 1000, not %s', new.max_attempts)
-    );
+  if new.max_attempts is not null then
+    perform messages._check_attempts(new.max_attempts);
   end if;
   -- PostgreSQL keeps 1e5000 in a few bytes and writes it out in full; Python reads 4300 digits. A
   -- number that long has 255 digits in a row, as few texts do: only then is it worth while to look.

@@ -2,23 +2,9 @@
 --
 -- owns:    nothing
 -- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings
--- calls:   messages._invalid, messages._publish_all, messages._template, messages._check_unique
+-- calls:   messages._invalid, messages._publish_all, messages._template, messages._check_unique,
+--          messages._check_attempts
 -- raises:  NQ001 queue not found (trigger), NQ002 message not found, NQ003 invalid argument
-
-create or replace function messages._check_attempts(max_attempts integer)
-  returns void
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-begin
-  if max_attempts not between 1 and 1000 then
-    perform messages._invalid(
-      format('max_attempts must be between 1 and 1000, not %s', max_attempts)
-    );
-  end if;
-end;
-$$;
 
 create or replace function messages.publish(
   queue text,

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.attempt
--- calls:   messages._invalid, messages._has_role, messages._barred_queues
+-- calls:   messages._invalid, messages._check_attempts, messages._has_role, messages._barred_queues
 -- raises:  NQ003 invalid argument
 
 -- Texts are cut, as they come from programs that may write anything.
@@ -49,19 +49,14 @@ create or replace function messages._check_limits(queues text[], max_attempts in
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-declare
-  v_wrong integer;
 begin
   if cardinality(max_attempts) is distinct from cardinality(queues) then
     perform messages._invalid('max_attempts must have one value for each of queues');
   end if;
-  select u.n into v_wrong
+  -- With each claim, so that it calls for what is wrong alone.
+  perform messages._check_attempts(u.n)
   from unnest(_check_limits.max_attempts) as u (n)
-  where u.n not between 1 and 1000
-  limit 1;
-  if found then
-    perform messages._invalid(format('max_attempts must be between 1 and 1000, not %s', v_wrong));
-  end if;
+  where u.n not between 1 and 1000;
 end;
 $$;
 

@@ -3,8 +3,8 @@
 -- owns:    nothing
 -- writes:  messages.flow, messages.flow_state, messages.flow_key, messages.flow_room;
 --          messages.queue (table lock)
--- calls:   messages._check_positive, messages._invalid, messages._arm_capacity,
---          messages._ring_again
+-- calls:   messages._check_attempts, messages._check_positive, messages._invalid,
+--          messages._arm_capacity, messages._ring_again
 -- raises:  NQ003 invalid argument, NQ009 open transactions
 
 create or replace function messages._check_policy(queue messages.queue)
@@ -25,11 +25,7 @@ begin
   end if;
   perform messages._check_positive('lock_timeout', queue.lock_timeout);
   perform messages._check_positive('retention', queue.retention);
-  if queue.max_attempts not between 1 and 1000 then
-    perform messages._invalid(
-      format('max_attempts must be between 1 and 1000, not %s', queue.max_attempts)
-    );
-  end if;
+  perform messages._check_attempts(queue.max_attempts);
   if queue.backoff < interval '0' or queue.backoff_max < queue.backoff then
     perform messages._invalid('backoff must not be negative, nor longer than backoff_max');
   end if;

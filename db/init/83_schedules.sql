@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.schedule
--- calls:   messages.cron_next, messages._queue, messages._invalid, messages._excess
+-- calls:   messages.cron_next, messages._queue, messages._invalid, messages._excess,
+--          messages._check_attempts
 -- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace function messages._check_schedule(schedule messages.schedule)
@@ -41,11 +42,7 @@ begin
   if v_excess is not null then
     perform messages._invalid(v_excess, 'else its messages could not be published');
   end if;
-  if schedule.max_attempts not between 1 and 1000 then
-    perform messages._invalid(
-      format('max_attempts must be between 1 and 1000, not %s', schedule.max_attempts)
-    );
-  end if;
+  perform messages._check_attempts(schedule.max_attempts);
   if schedule.jitter not between interval '0' and interval '1 day' then
     perform messages._invalid(format('jitter must be up to one day, not %s', schedule.jitter));
   end if;
