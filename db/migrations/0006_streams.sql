@@ -1,0 +1,8 @@
+-- Streams: every subscriber sees every event; typed and volatile queues; relays.
+-- breaking: no
+-- needs: owner
+--
+-- owns:    nothing
+-- writes:  nothing
+-- calls:   nothing
+-- raises:  nothing
