@@ -20,11 +20,26 @@ if TYPE_CHECKING:
 
     from database import Connection
 
-OLDER = [2, 3, 4]
+OLDER = [2, 3, 4, 5]
 """Versions whose statements are kept here, as their packages had them in sql.py."""
-NOT_SENT = {"NEW_MESSAGE", "DEAD_MESSAGE"}
+NOT_SENT = {"NEW_MESSAGE", "DEAD_MESSAGE", "FINISHED_MESSAGE"}
 """Names of channels."""
+STATELESS = {"NOW", "PATIENCE", "TRANSACTION", "NUMBER", "RING", "KEEP_ALIVE", "END_SESSION"}
 LOCK = timedelta(minutes=1)
+BEHIND: dict[str, Any] = {
+    "dedup_key": None,
+    "key": None,
+    "max_attempts": None,
+    "dedup_scope": None,
+    "dedup_window": None,
+    "on_duplicate": "keep",
+    "after": None,
+    "on_failure": "cancel",
+}
+"""Options that came later, and so stand last."""
+ERROR = ("ValueError", "ouch", "Traceback: …", False)
+NO_KEYS = [*BEHIND.values()]
+NO_LIMITS = (*[None] * 8, False, False, None, "reject")
 
 
 class Package:
@@ -43,7 +58,7 @@ class Package:
     async def fetch(self, name: str, *args: Any) -> list[Any]:
         # Where a later one has more parameters than an earlier one, they are the last.
         self.left.discard(name)
-        count = next((n for n in range(20) if f"${n + 1}" not in self._statements[name]), 0)
+        count = next((n for n in range(30) if f"${n + 1}" not in self._statements[name]), 0)
         return await self._connection.fetch(self._statements[name], *args[:count])
 
     async def value(self, name: str, *args: Any) -> Any:
@@ -62,23 +77,22 @@ async def package(request: pytest.FixtureRequest, database: str) -> AsyncIterato
 
 
 async def claim(package: Package, quantity: int = 10, queue: str = "old") -> list[Any]:
-    return await package.fetch("CLAIM", [queue], quantity, LOCK, "w", None, True)
+    return await package.fetch("CLAIM", [queue], quantity, LOCK, "w", None, True, [2])
 
 
 async def publish(package: Package, text: str, **changes: Any) -> int:
     options = {"priority": 0, "delay": None, "available_at": None, "type": "t", "headers": "{}"}
-    id_: int = await package.value(
-        "PUBLISH", "old", text, *(options | changes).values(), changes.get("dedup_key")
-    )
+    behind = [changes.pop(name, default) for name, default in BEHIND.items()]
+    id_: int = await package.value("PUBLISH", "old", text, *(options | changes).values(), *behind)
     return id_
 
 
 async def test_a_life_of_messages(package: Package) -> None:
     assert await package.value("VERSION") == SCHEMA_VERSION
-    policy = (LOCK, 2, timedelta(0), timedelta(0), "auto", timedelta(days=3), 1_000_000)
+    policy = (LOCK, 2, timedelta(0), timedelta(0), "auto", timedelta(days=3), 1_000_000, *NO_LIMITS)
     assert await package.value("CREATE_QUEUE", "old", *policy)
     await package.fetch("ALTER_QUEUE", "old", *policy)
-    for name in package.left & {"NOW", "PATIENCE", "NUMBER", "RING", "KEEP_ALIVE", "END_SESSION"}:
+    for name in package.left & STATELESS:
         given = {"RING": ["new_message"], "END_SESSION": [0, await _now(package)]}
         await package.fetch(name, *given.get(name, []))
     if package.has("LATER"):
@@ -88,7 +102,9 @@ async def test_a_life_of_messages(package: Package) -> None:
 
     first = await publish(package, '{"a": 1}')
     options = (None, None, None, None, "{}", None)
-    many = await package.fetch("PUBLISH_MANY", "old", ["2", "3", "4"], 1, *options[1:])
+    many = await package.fetch(
+        "PUBLISH_MANY", "old", ["2", "3", "4"], 1, *options[1:], *NO_KEYS[1:]
+    )
     held = await claim(package)
     assert [row["id"] for row in held] == [*(row[0] for row in many), first]
     await package.fetch("EXTEND_MANY", *_keys(held), LOCK)
@@ -100,7 +116,9 @@ async def test_a_life_of_messages(package: Package) -> None:
     for expected in (True, True):
         [again] = [row for row in held if row["id"] == first]
         key = (again["id"], again["lock_token"])
-        assert await package.value("RETRY", *key, timedelta(0), "ouch", "failed") is expected
+        assert (
+            await package.value("RETRY", *key, timedelta(0), "ouch", "failed", *ERROR) is expected
+        )
         held = [*held[:3], *await claim(package)]
     assert len(await package.fetch("RELEASE_MANY", *_keys(held[2:3]))) == 1
     [orphan] = await claim(package)
@@ -109,6 +127,8 @@ async def test_a_life_of_messages(package: Package) -> None:
 
     await _bells(package)
     await _grants(package)
+    if package.has("ATTEMPTS"):
+        await _daily(package, first)
     [upkeep] = await package.fetch("MAINTAIN")
     report = {"reaped", "staged", "rung", "partitions_made", "partitions_dropped"}
     assert report <= {*upkeep.keys()}
@@ -157,6 +177,73 @@ async def _bells(package: Package) -> None:
         held = await package.value("WATCH", ["old"])
         await package.value("UNWATCH", ["old"], held)
         await package.fetch("SUMMON", ["old"], False)
+
+
+async def _daily(package: Package, tried: int) -> None:
+    attempts = await package.fetch("ATTEMPTS", tried)
+    assert [(row["number"], row["details"]) for row in attempts] == [(1, "ouch"), (2, "ouch")]
+    await _schedules(package)
+    await _flow(package)
+    await _outcomes(package)
+
+
+async def _flow(package: Package) -> None:
+    limits = (2, 1, 100, LOCK, 10, 50, LOCK, 5, True, True, 1000, "drop_oldest")
+    policy = (LOCK, 1, timedelta(0), timedelta(0), "auto", timedelta(days=3), 1_000_000)
+    assert await package.value("CREATE_QUEUE", "limited", *policy, *limits)
+    await package.fetch("ALTER_QUEUE", "limited", *policy, *limits)
+    assert await package.value("SET_SHARE", "limited", "big", 3.0)
+    assert [row["weight"] for row in await package.fetch("QUEUE_SHARES", "limited")] == [3.0]
+    keys = [None, ["big", "big", "small"], *NO_KEYS[2:]]
+    options = (0, None, None, None, "{}")
+    await package.fetch("PUBLISH_MANY", "limited", ["1", "2", "3"], *options, *keys)
+    claimed = await claim(package, queue="limited")
+    assert sorted(row["key"] for row in claimed) == ["big", "small"]
+    # It is the limit of what runs that holds the third back, no rate and no instant.
+    assert await package.value("DRY_FOR", ["limited"]) <= timedelta(days=1)
+    assert await package.value("NEXT_DUE", ["limited"]) is None
+    assert await package.value("DROP_QUEUE", "limited", True) == 3
+
+
+async def _schedules(package: Package) -> None:
+    policy = (0, None, None, timedelta(0), "allow", 1, LOCK)
+    assert await package.value(
+        "SCHEDULE", "yearly", "0 3 1 1 *", "old", "5", "UTC", "t", "{}", *policy
+    )
+    assert await package.value("DISABLE_SCHEDULE", "yearly")
+    assert await package.value("ENABLE_SCHEDULE", "yearly")
+    id_ = await package.value("RUN_SCHEDULE", "yearly")
+    [schedule] = await package.fetch("SCHEDULE_INFO", "yearly")
+    at = await package.value("CRON_NEXT", "0 3 1 1 *", "UTC", await _now(package))
+    assert (schedule["last_id"], schedule["next_at"]) == (id_, at)
+    [fired] = await package.fetch("FIRE_SCHEDULES")
+    assert fired["fired"] == 0
+    assert fired["next_schedule"] > timedelta(0)
+    assert await package.value("UNSCHEDULE", "yearly")
+    assert await package.value("CANCEL", id_)
+    assert await package.value("DEAD_DELETE", [id_]) == 1
+
+
+async def _outcomes(package: Package) -> None:
+    # With the same dedup_key as what is there.
+    first = await publish(package, "1", dedup_key="k", dedup_scope="live", on_duplicate="keep")
+    assert await publish(package, "1", dedup_key="k") == first
+    later = await publish(package, "2", after=[first], on_failure="hold")
+    [waits] = await package.fetch("DEPENDENCIES", later)
+    assert waits["id"] == first
+    [report] = await package.fetch("AWAIT_RESULT", first)
+    assert (report["id"], report["state"]) == (first, "waiting")
+    assert await package.value("UNBLOCK", later)
+    sent = '[{"place": "1", "queue": "old", "message": 7}]'
+    for published, known in ((1, 0), (0, 1)):
+        [received] = await package.fetch("RECEIVE", "elsewhere", sent)
+        assert (received["published"], received["known"]) == (published, known)
+    keys = _keys(await claim(package))
+    results = [["rejected"] * 3, [None] * 3, [None] * 3]
+    assert len(await package.fetch("FINISH_MANY", *keys, *results)) == 3
+    [report] = await package.fetch("RESULT", first)
+    assert report["state"] == "rejected"
+    assert await package.value("DEAD_DELETE", keys[0]) == 3
 
 
 async def _inspect(package: Package, dead: int, seen: str) -> None:
