@@ -117,6 +117,8 @@ _PLAIN = {
     "installed_at": "When this version was installed.",
     "version": "Version of the schema.",
     "redriven_at": "When that was.",
+    "subscriber": "Whose event it was; null: a message of a queue.",
+    "event_id": "The event of the stream `queue`; null: a message, or a range of events.",
 }
 
 

@@ -26,6 +26,8 @@ create table if not exists messages.message_archive (
   key text,
   max_attempts integer,
   awaited boolean not null default false,
+  subscriber text,
+  event_id bigint,
   -- A key over partitions must hold the partition column, so it cannot forbid a second row for an
   -- id: the fenced delete in messages._archive() does.
   constraint message_archive_id_archived_at_pk primary key (id, archived_at)

@@ -16,7 +16,8 @@ comment on view messages.dead_message is
 create or replace function messages.dead_list(
   queue text default null,
   quantity integer default 100,
-  skip integer default 0
+  skip integer default 0,
+  subscriber text default null
 )
   returns setof messages.dead_message
   language plpgsql
@@ -30,16 +31,22 @@ begin
   select d.*
   from messages.dead_message as d
   where (dead_list.queue is null or d.queue = dead_list.queue)
+    and (dead_list.subscriber is null or d.subscriber = dead_list.subscriber)
     and not exists (select from messages.redrive as r where r.archive_id = d.id)
   order by d.archived_at desc, d.id desc
   limit dead_list.quantity
   offset dead_list.skip;
 end;
 $$;
-comment on function messages.dead_list(text, integer, integer) is
-  'Dead messages that still need attention, the latest first: those published again are left out.';
+comment on function messages.dead_list(text, integer, integer, text) is
+  'Dead messages and events that still need attention, the latest first: those published or '
+  'delivered again are left out. Of one queue or stream (null: all), of one subscriber (null: '
+  'all, and messages of queues).';
 
-create or replace function messages.dead_count(queue text default null)
+create or replace function messages.dead_count(
+  queue text default null,
+  subscriber text default null
+)
   returns bigint
   language plpgsql
   stable
@@ -51,12 +58,13 @@ begin
     select count(*)
     from messages.dead_message as d
     where (dead_count.queue is null or d.queue = dead_count.queue)
+      and (dead_count.subscriber is null or d.subscriber = dead_count.subscriber)
       and not exists (select from messages.redrive as r where r.archive_id = d.id)
   );
 end;
 $$;
-comment on function messages.dead_count(text) is
-  'How many dead messages still need attention: those published again do not count.';
+comment on function messages.dead_count(text, text) is
+  'How many dead messages and events still need attention, as dead_list() would list them.';
 
 create or replace function messages.dead_retry(variadic ids bigint[])
   returns setof bigint
@@ -72,6 +80,7 @@ begin
     select d.id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts
     from messages.dead_message as d
     where d.id = any (dead_retry.ids)
+      and d.subscriber is null
       and not exists (select from messages.redrive as r where r.archive_id = d.id)
   ),
   -- The primary key lets one of two sessions publish: the other waits for its commit, then skips
@@ -117,7 +126,8 @@ create or replace function messages.redrive(
   status messages.message_status default null,
   since timestamptz default null,
   until timestamptz default null,
-  quantity integer default 1000
+  quantity integer default 1000,
+  subscriber text default null
 )
   returns integer
   language plpgsql
@@ -146,6 +156,7 @@ begin
       and (redrive.status is null or d.status = redrive.status)
       and (redrive.since is null or d.archived_at >= redrive.since)
       and (redrive.until is null or d.archived_at < redrive.until)
+      and (redrive.subscriber is null or d.subscriber = redrive.subscriber)
       and not exists (select from messages.redrive as r where r.archive_id = d.id)
       and exists (select from messages.queue as q where q.name = d.queue)
     order by d.archived_at, d.id
@@ -155,7 +166,7 @@ begin
 end;
 $$;
 comment on function messages.redrive(
-  text, messages.message_status, timestamptz, timestamptz, integer
+  text, messages.message_status, timestamptz, timestamptz, integer, text
 ) is
   'Publish up to quantity (at most 100000) dead messages again as dead_retry() does, the oldest '
   'first, and return how many: of one queue (null: all there are), of one status (null: any), '

@@ -71,8 +71,14 @@ begin
     select a.* from archived as a where a.status <> 'success' order by a.id limit 10
   loop
     v_named := v_named + 1;
-    raise warning 'notifyq: dead message % in queue %: %: %',
-      v_dead.id, v_dead.queue, v_dead.status, left(coalesce(v_dead.details, '-'), 200);
+    raise warning 'notifyq: dead % % %: %: %',
+      case when v_dead.subscriber is null then 'message' else 'event' end, v_dead.id,
+      -- Under the id of the archive, which dead_retry() wants.
+      case
+        when v_dead.subscriber is null then format('in queue %s', v_dead.queue)
+        else format('of subscriber %s in stream %s', v_dead.subscriber, v_dead.queue)
+      end,
+      v_dead.status, left(coalesce(v_dead.details, '-'), 200);
   end loop;
   if v_count > v_named then
     raise warning 'notifyq: % more dead messages in the same statement', v_count - v_named;

@@ -166,7 +166,8 @@ comment on function messages.archive_summary(text, timestamptz) is
 
 create or replace function messages.dead_since(
   seen pg_snapshot,
-  queue text default null
+  queue text default null,
+  subscriber text default null
 )
   returns setof messages.dead_message
   language plpgsql
@@ -185,11 +186,12 @@ begin
     and d.xid < pg_snapshot_xmax(pg_current_snapshot())
     and not pg_visible_in_snapshot(d.xid, dead_since.seen)
     and (dead_since.queue is null or d.queue = dead_since.queue)
+    and (dead_since.subscriber is null or d.subscriber = dead_since.subscriber)
   order by d.archived_at, d.id;
 end;
 $$;
-comment on function messages.dead_since(pg_snapshot, text) is
-  'Dead messages whose archiving was not yet visible in the snapshot seen, the oldest first. Take '
-  'current_position() in the same statement, and snapshot_of() it as the next value of seen: '
-  'whatever the order of commits, nothing is missed and nothing comes twice. Raises NQ903 in a '
-  'database that was restored and not adopted, NQ904 for a snapshot ahead of this server.';
+comment on function messages.dead_since(pg_snapshot, text, text) is
+  'Dead messages and events whose archiving was not yet visible in the snapshot seen, the oldest '
+  'first. Take current_position() in the same statement, and snapshot_of() it as the next value of '
+  'seen: whatever the order of commits, nothing is missed and nothing comes twice. Raises NQ903 in '
+  'a database that was restored and not adopted, NQ904 for a snapshot ahead of this server.';

@@ -74,18 +74,28 @@ class Archive:
         return await self._database.fetch(sql.ARCHIVE_SUMMARY, queue, since)
 
     async def dead(
-        self, queue: str | None = None, quantity: int = 100, skip: int = 0
+        self,
+        queue: str | None = None,
+        quantity: int = 100,
+        skip: int = 0,
+        subscriber: str | None = None,
     ) -> list[ArchivedMessage]:
-        """Dead messages that were not retried, the latest first."""
-        rows = await self._database.fetch(sql.DEAD_LIST, queue, quantity, skip)
+        """Dead messages and events that were not retried, the latest first.
+
+        Of one queue or stream, and of one subscriber, where they are given.
+        """
+        rows = await self._database.fetch(sql.DEAD_LIST, queue, quantity, skip, subscriber)
         return [ArchivedMessage.from_row(row) for row in rows]
 
-    async def dead_count(self, queue: str | None = None) -> int:
-        """How many dead messages were not retried."""
-        return int(await self._database.value(sql.DEAD_COUNT, queue))
+    async def dead_count(self, queue: str | None = None, subscriber: str | None = None) -> int:
+        """How many dead messages and events were not retried."""
+        return int(await self._database.value(sql.DEAD_COUNT, queue, subscriber))
 
     async def dead_retry(self, ids: Sequence[int]) -> list[int]:
-        """Publish dead messages again, each at most once; return the new ids."""
+        """Publish dead messages again, each at most once; return the new ids.
+
+        A dead event is delivered again under its own id, to its subscriber alone.
+        """
         return [row[0] for row in await self._database.fetch(sql.DEAD_RETRY, ids)]
 
     async def dead_delete(self, ids: Sequence[int]) -> int:
@@ -99,9 +109,14 @@ class Archive:
         since: datetime | None = None,
         until: datetime | None = None,
         quantity: int = 1000,
+        subscriber: str | None = None,
     ) -> int:
         """Retry a slice of the dead messages, the oldest first; return how many."""
-        return int(await self._database.value(sql.REDRIVE, queue, status, since, until, quantity))
+        return int(
+            await self._database.value(
+                sql.REDRIVE, queue, status, since, until, quantity, subscriber
+            )
+        )
 
     async def position(self) -> str:
         """What is committed now, on this server: the start for `dead_since`.

@@ -123,6 +123,10 @@ class ArchivedMessage(_Row):
     status: str
     handled_by: str | None
     result: str | None
+    subscriber: str | None
+    """The subscriber that could not handle the event; None: it was a message of a queue."""
+    event_id: int | None
+    """The event of the stream `queue` that this is about, for a subscriber."""
 
     @classmethod
     def _headers(cls, text: str) -> dict[str, Any]:

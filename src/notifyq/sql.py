@@ -128,13 +128,16 @@ UNBLOCK = "select messages.unblock(id => $1)"
 ATTEMPTS = "select * from messages.attempts(id => $1)"
 ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
 
-DEAD_LIST = "select * from messages.dead_list(queue => $1, quantity => $2, skip => $3)"
-DEAD_COUNT = "select messages.dead_count(queue => $1)"
+DEAD_LIST = """
+select * from messages.dead_list(queue => $1, quantity => $2, skip => $3, subscriber => $4)
+"""
+DEAD_COUNT = "select messages.dead_count(queue => $1, subscriber => $2)"
 DEAD_RETRY = "select messages.dead_retry(variadic ids => $1::bigint[])"
 DEAD_DELETE = "select messages.dead_delete(variadic ids => $1::bigint[])"
 REDRIVE = """
 select messages.redrive(
-  queue => $1, status => $2::messages.message_status, since => $3, until => $4, quantity => $5)
+  queue => $1, status => $2::messages.message_status, since => $3, until => $4, quantity => $5,
+  subscriber => $6)
 """
 RING = "select true from pg_notify($1, '')"
 KEEP_ALIVE = """

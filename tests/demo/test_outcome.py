@@ -33,6 +33,8 @@ def archived(id_: int, status: str = "success", *, is_locked: bool = True) -> Ar
         status=status,
         handled_by=None,
         result=None,
+        subscriber=None,
+        event_id=None,
     )
 
 

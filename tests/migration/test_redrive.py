@@ -193,7 +193,7 @@ async def test_only_admins_redrive_and_readers_see_it(connection: Connection) ->
     rights = await connection.fetch(
         "select r, has_function_privilege(r, 'messages.dead_retry(bigint[])', 'execute') as one, "
         "has_function_privilege(r, 'messages.redrive(text, messages.message_status, timestamptz, "
-        "timestamptz, integer)', 'execute') as slice, "
+        "timestamptz, integer, text)', 'execute') as slice, "
         "has_table_privilege(r, 'messages.redrive', 'select') as seen "
         "from unnest(array['notifyq_publisher', 'notifyq_worker', 'notifyq_reader', "
         "'notifyq_admin']) as r"

@@ -114,7 +114,7 @@ async def test_an_upgrade_renews_functions_of_the_same_version(version_1: str) -
     async with session(version_1) as connection:
         await migrate.upgrade(connection)
         before = await catalog_lines(connection)
-        await connection.execute("drop function messages.dead_count(text)")
+        await connection.execute("drop function messages.dead_count(text, text)")
         report = await migrate.upgrade(connection)
         assert (report.before, report.version, report.is_changed) == (
             SCHEMA_VERSION,

@@ -45,6 +45,9 @@ from notifyq.model import ArchivedMessage, Status
 dead = typer.Typer(name="dead", help="Messages that did not succeed.", no_args_is_help=True)
 dead.command("show")(show)
 
+SubscriberOption = Annotated[
+    str | None, typer.Option("--subscriber", help="Only events of this subscriber.")
+]
 _HandOut = Callable[[ArchivedMessage], Awaitable[None]]
 
 MaybeIdsArgument = Annotated[
@@ -56,22 +59,25 @@ MaybeIdsArgument = Annotated[
 @dead.command()
 def ls(
     queue: QueueOption = None,
+    subscriber: SubscriberOption = None,
     limit: LimitOption = 20,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List dead messages that were not retried, the latest first."""
+    """List dead messages and events that were not retried, the latest first."""
 
     async def list_dead() -> None:
         async with open_database(dsn) as database:
             archive = Archive(database)
-            found = await archive.dead(queue, limit)
-            total = await archive.dead_count(queue)
+            found = await archive.dead(queue, limit, subscriber=subscriber)
+            total = await archive.dead_count(queue, subscriber)
         if as_json:
             for message in found:
                 typer.echo(message_json(message))
             return
-        names = ("id", "queue", "status", "archived_at", "details")
+        names = ["id", "queue", "status", "archived_at", "details"]
+        if any(m.subscriber for m in found):
+            names[2:2] = ["subscriber", "event_id"]
         print_rows([pick(m, names) for m in found], as_json=False, empty="no dead messages")
         if total > len(found):
             out.print(f"{total - len(found)} more: use --limit")
@@ -83,6 +89,7 @@ def ls(
 def retry(
     ids: MaybeIdsArgument = None,
     queue: QueueOption = None,
+    subscriber: SubscriberOption = None,
     status: Annotated[Status | None, typer.Option(help="Only of this status.")] = None,
     since: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
     until: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
@@ -92,8 +99,11 @@ def retry(
     ] = 1000,
     dsn: DsnOption = None,
 ) -> None:
-    """Publish dead messages again, by id or by filter; each only once."""
-    filtered = any(value is not None for value in (queue, status, since, until))
+    """Publish dead messages again, by id or by filter; each only once.
+
+    A dead event is delivered again to its subscriber alone.
+    """
+    filtered = any(value is not None for value in (queue, subscriber, status, since, until))
     if bool(ids) == (filtered or everything):
         raise typer.BadParameter("give ids, or a filter, or --all")
 
@@ -103,7 +113,7 @@ def retry(
             if ids:
                 retried = len(await archive.dead_retry(ids))
             else:
-                retried = await archive.redrive(queue, status, since, until, limit)
+                retried = await archive.redrive(queue, status, since, until, limit, subscriber)
         out.print(f"{retried} published again")
         _require_all(ids or [], retried, "not dead, or were retried before")
 
