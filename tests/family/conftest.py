@@ -1,0 +1,112 @@
+"""What a promise is checked with: an App, what its workers say, and a server that may crash."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from database import create_clone, drop_database, install, open_session, session, until
+from notifyq import App
+from notifyq.config import with_database
+from notifyq.embedded import Server, debian_binaries, wheel_binaries
+from worker.running import Events
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from database import Connection
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def events() -> Events:
+    """Give a sink that can be waited on."""
+    return Events()
+
+
+@pytest.fixture
+async def app(database: str) -> AsyncIterator[App]:
+    """Give an App on the database of the test."""
+    app = App(database, retry_for=30)
+    yield app
+    await app.close()
+
+
+@pytest.fixture(scope="session")
+def own_server() -> Iterator[Server]:
+    """Give a server that may crash, that prepares transactions, and has the schema installed."""
+    candidates = [debian_binaries(), wheel_binaries()]
+    if os.environ.get("NOTIFYQ_TEST_ENGINE") == "embedded":
+        candidates.reverse()
+    binaries = next(filter(None, candidates), None)
+    if binaries is None:
+        pytest.skip("no PostgreSQL is installed")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
+        # Run by root, the server is another user's and must be able to enter.
+        Path(folder).chmod(0o711)
+        settings = {"port": str(port), "fsync": "off", "max_prepared_transactions": "20"}
+        server = Server(Path(folder) / "server", binaries=binaries, settings=settings)
+        try:
+            asyncio.run(_install(server.start()))
+            yield server
+        finally:
+            server.stop(force=True)
+
+
+async def _install(dsn: str) -> None:
+    async with session(dsn) as connection:
+        await install(connection)
+
+
+class Mortal:
+    """A database of a server that the test may kill."""
+
+    def __init__(self, server: Server, dsn: str, stack: AsyncExitStack) -> None:
+        self._server = server
+        self._stack = stack
+        self.dsn = dsn
+
+    async def connect(self) -> Connection:
+        """Open a session, which is closed with the test, unless a crash came before."""
+        connection = await open_session(self.dsn)
+        self._stack.callback(connection.terminate)
+        return connection
+
+    async def crash(self) -> None:
+        """End all processes of the server at once, as `pg_ctl -m immediate` does, and start it."""
+        pid = self._server.running
+        assert pid is not None
+        os.kill(pid, signal.SIGQUIT)
+
+        async def is_gone() -> bool:
+            return self._server.running is None
+
+        await until(is_gone, "the server is gone")
+        await asyncio.to_thread(self._server.start)
+
+
+@pytest.fixture
+async def mortal(own_server: Server) -> AsyncIterator[Mortal]:
+    """Give a fresh database of a server that may crash and that prepares transactions."""
+    name = f"mortal_{next(_numbers)}"
+    admin_dsn = with_database(own_server.dsn, "postgres")
+    async with session(admin_dsn) as admin:
+        await create_clone(admin, name, "notifyq")
+    async with AsyncExitStack() as stack:
+        yield Mortal(own_server, with_database(own_server.dsn, name), stack)
+    async with session(admin_dsn) as admin:
+        left = await admin.fetch("select gid from pg_prepared_xacts where database = $1", name)
+        assert not left, "prepared transactions are left"
+        await drop_database(admin, name)
