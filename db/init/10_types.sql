@@ -42,7 +42,12 @@ begin
       fair boolean,
       capacity integer,
       overflow text,
-      blocked bigint
+      blocked bigint,
+      durable boolean,
+      payload_type text,
+      payload_schema jsonb,
+      finished bigint,
+      dropped bigint
     );
   end if;
   if to_regtype('messages.summary_report') is null then

@@ -31,6 +31,9 @@ create table if not exists messages.queue (
     concurrency is not null or key_concurrency is not null or rate is not null
     or key_rate is not null or ordered or fair
   ) stored,
+  payload_type text,
+  payload_schema jsonb,
+  durable boolean not null default true,
   constraint queue_name_pk primary key (name),
   -- A bell's payload is `<queue>:<ids>` in less than 8000 bytes; bytes count, not characters.
   constraint queue_name_ck check (
@@ -96,6 +99,12 @@ comment on column messages.queue.overflow is
   'What happens beyond capacity. reject: publishing fails; drop_oldest: the oldest of the lowest '
   'priority are archived as rejected.';
 comment on column messages.queue.is_limited is 'Whether claims must go by limits, order or shares.';
+comment on column messages.queue.payload_type is
+  'The type whose values its messages are, each as its text in a JSON string; null: any JSON.';
+comment on column messages.queue.payload_schema is
+  'The JSON Schema that its messages must satisfy; null: any JSON.';
+comment on column messages.queue.durable is
+  'Whether its messages outlive a crash of the server; else they are in message_volatile.';
 
 insert into messages.queue (name)
 values ('default')

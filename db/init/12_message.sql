@@ -1,6 +1,7 @@
 -- Message: live messages only. A finished one leaves for message_archive in the same statement.
 --
--- owns:    messages.message
+-- owns:    messages.message, messages.message_volatile, messages.volatile_room,
+--          messages.volatile_count
 -- writes:  nothing
 -- raises:  nothing
 
@@ -83,3 +84,57 @@ comment on column messages.message.awaited is
   'Whether somebody waits for the end: finished_message rings for it.';
 comment on column messages.message.handler_attempts is
   'Claims that the handler allows which has the message, or had it last; null: it does not say.';
+
+-- Of the same shape, so that it can be a child of messages.message: whatever reads or settles live
+-- messages then finds these as well. It is one while some queue is not durable, see
+-- 59_volatile.sql: a standby cannot read a table that has an unlogged child.
+create unlogged table if not exists messages.message_volatile (
+  like messages.message including defaults including constraints including comments,
+  constraint message_volatile_id_pk primary key (id)
+) with (
+  fillfactor = 70,
+  autovacuum_vacuum_scale_factor = 0.01,
+  autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0,
+  autovacuum_analyze_scale_factor = 0.05
+);
+create index if not exists message_volatile_waiting_idx
+  on messages.message_volatile (queue, priority desc, id) where state = 'waiting';
+create index if not exists message_volatile_scheduled_idx
+  on messages.message_volatile (queue, available_at) where state = 'scheduled';
+create index if not exists message_volatile_locked_idx
+  on messages.message_volatile (id) where state = 'locked';
+create unique index if not exists message_volatile_dedup_key_uq
+  on messages.message_volatile (queue, dedup_key) where dedup_key is not null;
+create index if not exists message_volatile_key_waiting_idx
+  on messages.message_volatile (queue, key, priority desc, id)
+  where state = 'waiting' and key is not null;
+create index if not exists message_volatile_key_idx
+  on messages.message_volatile (queue, key, id) where key is not null;
+
+comment on table messages.message_volatile is
+  'Messages of queues that are not durable, part of messages.message while there is such a queue.';
+
+create unlogged table if not exists messages.volatile_room (
+  queue text not null,
+  number bigint not null,
+  room bigint not null,
+  constraint volatile_room_queue_number_pk primary key (queue, number)
+);
+comment on table messages.volatile_room is
+  'How many messages a volatile queue surely takes before those that are there are counted again.';
+comment on column messages.volatile_room.queue is 'Name of the queue.';
+comment on column messages.volatile_room.number is 'Rises with every change.';
+comment on column messages.volatile_room.room is 'Messages.';
+
+create unlogged table if not exists messages.volatile_count (
+  queue text not null,
+  finished bigint not null,
+  dropped bigint not null
+);
+comment on table messages.volatile_count is
+  'What became of messages of volatile queues without a row in the archive; to be added up.';
+comment on column messages.volatile_count.queue is 'Name of the queue.';
+comment on column messages.volatile_count.finished is 'Messages that ended as success.';
+comment on column messages.volatile_count.dropped is
+  'Messages that gave way to later ones as the queue was full.';

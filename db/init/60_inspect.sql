@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  nothing
 -- calls:   messages._check_quantity, messages._check_origin, messages._here, messages._check_ahead,
---          messages._has_role, messages._barred_queues
+--          messages._has_role, messages._barred_queues, messages._volatile_count
 -- raises:  NQ003 invalid argument, NQ903 not adopted, NQ904 foreign position
 
 create or replace function messages.queue_info(queue text default null)
@@ -33,9 +33,11 @@ begin
     q.lock_timeout, q.max_attempts, q.backoff, q.backoff_max, q.bell, q.retention, q.max_bytes,
     q.concurrency, q.key_concurrency, q.rate, q.rate_period, q.rate_burst, q.key_rate,
     q.key_rate_period, q.key_rate_burst, q.ordered, q.fair, q.capacity, q.overflow,
-    coalesce(c.blocked, 0)
+    coalesce(c.blocked, 0), q.durable, q.payload_type, q.payload_schema,
+    v._finished, v._dropped
   from messages.queue as q
   left join counted as c on c.queue = q.name
+  left join lateral messages._volatile_count(q.name) as v on not q.durable
   where queue_info.queue is null or q.name = queue_info.queue
   order by q.name;
 end;
