@@ -32,7 +32,7 @@ create table if not exists messages.queue (
     or key_rate is not null or ordered or fair
   ) stored,
   payload_type text,
-  payload_schema jsonb,
+  payload_schema text,
   durable boolean not null default true,
   constraint queue_name_pk primary key (name),
   -- A bell's payload is `<queue>:<ids>` in less than 8000 bytes; bytes count, not characters.
@@ -102,7 +102,7 @@ comment on column messages.queue.is_limited is 'Whether claims must go by limits
 comment on column messages.queue.payload_type is
   'The type whose values its messages are, each as its text in a JSON string; null: any JSON.';
 comment on column messages.queue.payload_schema is
-  'The JSON Schema that its messages must satisfy; null: any JSON.';
+  'The JSON Schema that its messages must satisfy, as text; null: any JSON.';
 comment on column messages.queue.durable is
   'Whether its messages outlive a crash of the server; else they are in message_volatile.';
 

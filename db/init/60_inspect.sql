@@ -33,7 +33,7 @@ begin
     q.lock_timeout, q.max_attempts, q.backoff, q.backoff_max, q.bell, q.retention, q.max_bytes,
     q.concurrency, q.key_concurrency, q.rate, q.rate_period, q.rate_burst, q.key_rate,
     q.key_rate_period, q.key_rate_burst, q.ordered, q.fair, q.capacity, q.overflow,
-    coalesce(c.blocked, 0), q.durable, q.payload_type, q.payload_schema,
+    coalesce(c.blocked, 0), q.durable, q.payload_type, q.payload_schema::jsonb,
     v._finished, v._dropped
   from messages.queue as q
   left join counted as c on c.queue = q.name

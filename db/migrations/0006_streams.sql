@@ -35,12 +35,12 @@ $$;
 -- Typed and volatile queues.
 alter table messages.queue
   add column payload_type text,
-  add column payload_schema jsonb,
+  add column payload_schema text,
   add column durable boolean not null default true;
 comment on column messages.queue.payload_type is
   'The type whose values its messages are, each as its text in a JSON string; null: any JSON.';
 comment on column messages.queue.payload_schema is
-  'The JSON Schema that its messages must satisfy; null: any JSON.';
+  'The JSON Schema that its messages must satisfy, as text; null: any JSON.';
 comment on column messages.queue.durable is
   'Whether its messages outlive a crash of the server; else they are in message_volatile.';
 
