@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # sql.intro.md is the head of sql.md, into which it is copied.
 PAGES = [
     ROOT / "README.md",
-    *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "sql.intro.md"),
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name != "sql.intro.md"),
 ]
 
 

@@ -342,6 +342,21 @@ async def claimed_key(connection: Connection) -> dict[str, int]:
     return {"id": row["id"], "lock_token": row["lock_token"]}
 
 
+async def test_o18_a_message_can_have_a_schema(
+    connection: Connection, app: App, events: Events
+) -> None:
+    @app.handler("default", max_attempts=5)
+    def handle(order: Order) -> int:
+        return order.number
+
+    async with working(app, events):
+        ids = await app.publish_many("default", [{"number": 7}, {"nr": 7}, [], {"number": 8}])
+        await events.wait(MessageFinished, 4)
+    ended = [(await archived(connection, id_))[0] for id_ in ids]
+    assert [row["result"] for row in ended] == [7, None, None, 8]
+    assert await statuses(connection) == {"success": 2, "rejected": 2}
+
+
 async def test_o19_installing_twice_changes_nothing(connection: Connection) -> None:
     [id_] = await publish(connection, 1)
     before = await catalog_lines(connection)
