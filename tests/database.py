@@ -82,7 +82,8 @@ async def clear(connection: Connection) -> None:
     """Empty the tables, which leaves an install as it was made."""
     await connection.execute("""
         truncate messages.message, messages.message_archive, messages.redrive,
-          messages.attempt, messages.relay_receipt restart identity;
+          messages.attempt, messages.relay_receipt, messages.relay_self, messages.relay_mark
+          restart identity;
         truncate messages.queue, messages.queue_grant, messages.origin, messages.schedule,
           messages.dedup, messages.dependency, messages.flow, messages.flow_state,
           messages.flow_key, messages.flow_room, messages.share;

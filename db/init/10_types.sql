@@ -2,7 +2,7 @@
 --
 -- owns:    messages.message_status, messages.message_state, messages.queue_report,
 --          messages.summary_report, messages.upkeep_report, messages.message_report,
---          messages.receipt_report
+--          messages.receipt_report, messages.relay_report
 -- writes:  nothing
 -- raises:  nothing
 
@@ -81,6 +81,13 @@ begin
       known integer
     );
   end if;
+  if to_regtype('messages.relay_report') is null then
+    create type messages.relay_report as (
+      ids bigint[],
+      merged integer,
+      known integer
+    );
+  end if;
   if to_regtype('messages.message_report') is null then
     create type messages.message_report as (
       id bigint,
@@ -104,5 +111,8 @@ comment on type messages.summary_report is
   'Counts, and percentiles of wait (created to locked) and run (locked to archived) time.';
 comment on type messages.upkeep_report is 'What one run of messages.maintain() did.';
 comment on type messages.receipt_report is 'What messages.receive() did with what it was sent.';
+comment on type messages.relay_report is
+  'What messages.receive_many() did: the ids of the messages in the order in which they were sent, '
+  'how many were merged with live ones of the same dedup_key, and how many had been received.';
 comment on type messages.message_report is
   'How far a message is: its state or, once finished, its status, and then its result.';

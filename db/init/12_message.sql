@@ -83,7 +83,8 @@ comment on column messages.message.blockers is
 comment on column messages.message.awaited is
   'Whether somebody waits for the end: finished_message rings for it.';
 comment on column messages.message.handler_attempts is
-  'Claims that the handler allows which has the message, or had it last; null: it does not say.';
+  'Claims that the handler allows which has the message, or had it last; null: it does not say. '
+  'Negative for a relay, which goes before the message''s own.';
 
 -- Of the same shape, so that it can be a child of messages.message: whatever reads or settles live
 -- messages then finds these as well. It is one while some queue is not durable, see

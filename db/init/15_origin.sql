@@ -1,6 +1,6 @@
 -- Origin: on which server the numbers of transactions count, and what came from elsewhere.
 --
--- owns:    messages.origin, messages.relay_receipt
+-- owns:    messages.origin, messages.relay_receipt, messages.relay_self, messages.relay_mark
 -- writes:  nothing
 -- raises:  nothing
 
@@ -30,17 +30,47 @@ create table if not exists messages.relay_receipt (
   place text not null,
   received_at timestamptz not null default clock_timestamp(),
   message_id bigint,
+  forget_at timestamptz not null default now() + interval '90 days',
   constraint relay_receipt_source_place_pk primary key (source, place)
 );
 
--- Receipts go by age.
-create index if not exists relay_receipt_received_at_idx
-  on messages.relay_receipt (received_at);
+create index if not exists relay_receipt_forget_at_idx on messages.relay_receipt (forget_at);
 
 comment on table messages.relay_receipt is
-  'One row for each message received from elsewhere, written with it: what comes again is known. '
-  'It goes after 90 days.';
-comment on column messages.relay_receipt.source is 'Where it came from: a table of a database.';
+  'One row for each message received from elsewhere, written with it: what comes again is known.';
+comment on column messages.relay_receipt.source is
+  'Where it came from: a table of a database, or a database as its relay_source() says.';
 comment on column messages.relay_receipt.place is 'Which one it was there.';
 comment on column messages.relay_receipt.received_at is 'When it was received.';
 comment on column messages.relay_receipt.message_id is 'The message that it was published as.';
+comment on column messages.relay_receipt.forget_at is
+  'When the receipt goes; what comes again after that is received again.';
+
+create table if not exists messages.relay_self (
+  is_here boolean not null default true,
+  name uuid not null default gen_random_uuid(),
+  constraint relay_self_is_here_pk primary key (is_here),
+  constraint relay_self_is_here_ck check (is_here)
+);
+
+comment on table messages.relay_self is
+  'By which name relays know this database: one row, made by the first of them. A copy that is '
+  'restored has the same name, as it has the same messages.';
+
+create table if not exists messages.relay_mark (
+  target text not null,
+  source text not null,
+  place text not null,
+  noted_at timestamptz not null default clock_timestamp(),
+  constraint relay_mark_target_source_place_pk primary key (target, source, place)
+);
+
+comment on table messages.relay_mark is
+  'What a target has received last from here: it must have the receipts, or it was restored.';
+comment on column messages.relay_self.is_here is 'True: there is one row at most.';
+comment on column messages.relay_self.name is 'The name, drawn by lot.';
+comment on column messages.relay_mark.target is 'The database, as its relay_target() says.';
+comment on column messages.relay_mark.source is 'As in the receipt.';
+comment on column messages.relay_mark.place is 'As in the receipt.';
+comment on column messages.relay_mark.noted_at is
+  'When the message was finished here; of each pair the latest ones are kept.';

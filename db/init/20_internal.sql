@@ -73,6 +73,23 @@ begin
 end;
 $$;
 
+-- How often a message may be claimed, as whoever has it now goes by. That of a relay is negative: a
+-- message's own number is for its handler, who is elsewhere.
+create or replace function messages._attempts_of(message messages.message, queue messages.queue)
+  returns integer
+  language plpgsql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if message.handler_attempts < 0 then
+    return -message.handler_attempts;
+  end if;
+  return coalesce(message.max_attempts, message.handler_attempts, queue.max_attempts);
+end;
+$$;
+
 create or replace function messages._check_positive(name text, value interval)
   returns void
   language plpgsql

@@ -4,7 +4,7 @@
 -- writes:  messages.message, messages.message_archive, messages.attempt
 -- calls:   messages._archive, messages._backoff, messages._ring, messages._attended_key,
 --          messages._queue, messages._invalid, messages._screen, messages._note_attempt,
---          messages._ring_freed
+--          messages._ring_freed, messages._attempts_of
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.finish_many(
@@ -137,9 +137,7 @@ begin
     return false;
   end if;
   v_queue := messages._queue(v_message.queue);
-  if give_up or v_message.attempts >= coalesce(
-    v_message.max_attempts, v_message.handler_attempts, v_queue.max_attempts
-  ) then
+  if give_up or v_message.attempts >= messages._attempts_of(v_message, v_queue) then
     -- The trigger of the archive knows nothing of the error: it leaves this attempt out.
     perform set_config('notifyq.noted', format('%s:%s', id, lock_token), true);
     perform messages.finish(id, lock_token, status, details);

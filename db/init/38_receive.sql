@@ -1,7 +1,7 @@
 -- Receive: take over messages from elsewhere, each once, however often they are sent.
 --
 -- owns:    nothing
--- writes:  messages.relay_receipt, messages.message
+-- writes:  messages.relay_receipt, messages.message, messages.relay_mark (_forget_receipts)
 -- calls:   messages.publish, messages._invalid
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue, NQ008 over a
 --          limit
@@ -98,21 +98,37 @@ comment on function messages.receive(text, jsonb) is
   'days. Raises NQ001 for an unknown queue, NQ003 for what is not such an array, and what publish '
   'raises; then nothing was received.';
 
+-- Receipts and marks that are of no more use.
 create or replace function messages._forget_receipts(quantity integer)
   returns void
-  language sql
+  language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
+begin
   delete from messages.relay_receipt as r
   where (r.source, r.place) in (
     select o.source, o.place
     from messages.relay_receipt as o
-    where o.received_at < now() - interval '90 days'
-    order by o.source, o.place
+    where o.forget_at < now()
+    order by o.forget_at
     limit _forget_receipts.quantity
     for update skip locked
   );
+  -- Relays beside one another note theirs in no order: so the latest one alone would not do.
+  delete from messages.relay_mark as k
+  where (k.target, k.source, k.place) in (
+    select o.target, o.source, o.place
+    from (
+      select m.target, m.source, m.place, m.noted_at,
+        row_number() over (partition by m.target, m.source order by m.noted_at desc) as nth
+      from messages.relay_mark as m
+    ) as o
+    where o.nth > 20
+      and o.noted_at < now() - interval '1 minute'
+    limit _forget_receipts.quantity
+  );
+end;
 $$;

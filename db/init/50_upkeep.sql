@@ -7,7 +7,7 @@
 --          messages._check_quantity, messages._note_reached, messages._note_attempt,
 --          messages._expiry, messages._reject_strays, messages._forget_receipts,
 --          messages.fire_schedules, messages._forget_keys, messages._sweep_flow,
---          messages._sweep_dependencies
+--          messages._sweep_dependencies, messages._attempts_of
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -43,7 +43,7 @@ begin
   )
   from unnest(v_expired) as e
   join messages.queue as q on q.name = e.queue
-  where e.attempts < coalesce(e.max_attempts, e.handler_attempts, q.max_attempts);
+  where e.attempts < messages._attempts_of(e, q);
   perform messages._archive(
     array_agg(e.id), array_agg(e.lock_token),
     array_agg('lock_expired'::messages.message_status),
@@ -52,7 +52,7 @@ begin
   from unnest(v_expired) as e
   left join messages.queue as q on q.name = e.queue
   where q.name is null
-    or e.attempts >= coalesce(e.max_attempts, e.handler_attempts, q.max_attempts);
+    or e.attempts >= messages._attempts_of(e, q);
   return cardinality(v_expired);
 end;
 $$;
@@ -158,7 +158,7 @@ begin
   v_report.rung := messages.renotify();
   v_report.partitions_made := messages._make_partitions();
   v_report.partitions_dropped := messages._drop_partitions();
-  perform messages._forget_receipts(1000);
+  perform messages._forget_receipts(20000);
   return v_report;
 end;
 $$;

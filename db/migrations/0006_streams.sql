@@ -2,7 +2,8 @@
 -- breaking: no
 -- needs: owner
 --
--- owns:    messages.message_volatile, messages.volatile_room, messages.volatile_count
+-- owns:    messages.message_volatile, messages.volatile_room, messages.volatile_count,
+--          messages.relay_self, messages.relay_mark
 -- writes:  nothing
 -- calls:   nothing
 -- raises:  nothing
@@ -102,3 +103,59 @@ comment on column messages.volatile_count.queue is 'Name of the queue.';
 comment on column messages.volatile_count.finished is 'Messages that ended as success.';
 comment on column messages.volatile_count.dropped is
   'Messages that gave way to later ones as the queue was full.';
+
+-- Relays. Receipts go at an instant of their own.
+alter table messages.relay_receipt
+  add column forget_at timestamptz not null default now() + interval '90 days';
+drop index messages.relay_receipt_received_at_idx;
+create index relay_receipt_forget_at_idx on messages.relay_receipt (forget_at);
+comment on table messages.relay_receipt is
+  'One row for each message received from elsewhere, written with it: what comes again is known.';
+comment on column messages.relay_receipt.source is
+  'Where it came from: a table of a database, or a database as its relay_source() says.';
+comment on column messages.relay_receipt.forget_at is
+  'When the receipt goes; what comes again after that is received again.';
+comment on column messages.message.handler_attempts is
+  'Claims that the handler allows which has the message, or had it last; null: it does not say. '
+  'Negative for a relay, which goes before the message''s own.';
+comment on column messages.message_volatile.handler_attempts is
+  'Claims that the handler allows which has the message, or had it last; null: it does not say. '
+  'Negative for a relay, which goes before the message''s own.';
+
+create type messages.relay_report as (
+  ids bigint[],
+  merged integer,
+  known integer
+);
+comment on type messages.relay_report is
+  'What messages.receive_many() did: the ids of the messages in the order in which they were sent, '
+  'how many were merged with live ones of the same dedup_key, and how many had been received.';
+
+create table messages.relay_self (
+  is_here boolean not null default true,
+  name uuid not null default gen_random_uuid(),
+  constraint relay_self_is_here_pk primary key (is_here),
+  constraint relay_self_is_here_ck check (is_here)
+);
+
+comment on table messages.relay_self is
+  'By which name relays know this database: one row, made by the first of them. A copy that is '
+  'restored has the same name, as it has the same messages.';
+
+create table messages.relay_mark (
+  target text not null,
+  source text not null,
+  place text not null,
+  noted_at timestamptz not null default clock_timestamp(),
+  constraint relay_mark_target_source_place_pk primary key (target, source, place)
+);
+
+comment on table messages.relay_mark is
+  'What a target has received last from here: it must have the receipts, or it was restored.';
+comment on column messages.relay_self.is_here is 'True: there is one row at most.';
+comment on column messages.relay_self.name is 'The name, drawn by lot.';
+comment on column messages.relay_mark.target is 'The database, as its relay_target() says.';
+comment on column messages.relay_mark.source is 'As in the receipt.';
+comment on column messages.relay_mark.place is 'As in the receipt.';
+comment on column messages.relay_mark.noted_at is
+  'When the message was finished here; of each pair the latest ones are kept.';

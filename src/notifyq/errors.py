@@ -29,7 +29,8 @@ NotifyqError
    ├─ OutdatedSchemaError    NQ901
    ├─ IncompleteInstallError NQ902
    ├─ RestoredDatabaseError  NQ903
-   └─ ForeignPositionError   NQ904
+   ├─ ForeignPositionError   NQ904
+   └─ LostReceiptsError      NQ905
 
 asyncpg raises the classes that carry an SQLSTATE by itself: deriving from its PostgresError
 registers them, so nothing maps codes and no text of an error is ever read.
@@ -211,3 +212,9 @@ class ForeignPositionError(DatabaseError):
     """The position was taken on another server, before a restore, or is ahead of this one."""
 
     sqlstate = "NQ904"
+
+
+class LostReceiptsError(DatabaseError):
+    """The target of a relay was restored: it lacks messages that it had received."""
+
+    sqlstate = "NQ905"

@@ -151,8 +151,7 @@ async def test_the_other_one_receives_what_was_rolled_back(
 async def test_the_upkeep_forgets_old_receipts(connection: Connection) -> None:
     await receive(connection, sent("old"), sent("new"))
     await connection.execute(
-        "update messages.relay_receipt set received_at = now() - interval '91 days' "
-        "where place = 'old'"
+        "update messages.relay_receipt set forget_at = now() - interval '1 day' where place = 'old'"
     )
     await value(connection, "maintain")
     left = await connection.fetch("select place from messages.relay_receipt")

@@ -1,0 +1,210 @@
+-- Receive many: what a relay brings, each message once, a batch in one statement.
+--
+-- owns:    nothing
+-- writes:  messages.relay_receipt, messages.message
+-- calls:   messages.publish, messages._queue, messages._invalid, messages._check_positive
+-- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue, NQ008 over a
+--          limit, NQ010 queue full, NQ905 receipts lost
+
+create or replace function messages._check_receipts(source text, places text[])
+  returns void
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_missing text := (
+    select u.place
+    from unnest(places) as u (place)
+    where not exists (
+      select from messages.relay_receipt as r where r.source = _check_receipts.source
+        and r.place = u.place
+    )
+    limit 1
+  );
+begin
+  if v_missing is not null then
+    raise exception using
+      errcode = 'NQ905',
+      message = format(
+        'this database lacks what it has received before, as message %s: it was restored to an '
+        'earlier state', v_missing
+      ),
+      hint = 'what was relayed since then is gone here, and finished at the source: see '
+        '`notifyq relay --resend-since` and --accept-restored';
+  end if;
+end;
+$$;
+
+-- A message with a dedup_key that has its receipt already; returns 1 if a live one has that key.
+create or replace function messages._receive_unique(
+  source text,
+  place text,
+  queue text,
+  message jsonb,
+  priority integer,
+  type text,
+  headers jsonb,
+  key text,
+  dedup_key text,
+  dedup_scope text,
+  max_attempts integer
+)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_is_there boolean := exists (
+    select from messages.message as m
+    where m.queue = _receive_unique.queue and m.dedup_key = _receive_unique.dedup_key
+  );
+  v_id bigint := messages.publish(
+    queue => _receive_unique.queue, message => _receive_unique.message,
+    priority => _receive_unique.priority, type => _receive_unique.type,
+    headers => _receive_unique.headers, dedup_key => _receive_unique.dedup_key,
+    key => _receive_unique.key, max_attempts => _receive_unique.max_attempts,
+    dedup_scope => _receive_unique.dedup_scope
+  );
+begin
+  update messages.relay_receipt as r
+  set message_id = v_id
+  where r.source = _receive_unique.source
+    and r.place = _receive_unique.place;
+  return v_is_there::integer;
+end;
+$$;
+
+create or replace function messages.receive_many(
+  source text,
+  places text[],
+  queues text[],
+  messages jsonb[],
+  priorities integer[],
+  types text[],
+  headers jsonb[],
+  keys text[],
+  dedup_keys text[],
+  dedup_scopes text[],
+  max_attempts integer[],
+  after text[] default null,
+  remember interval default '90 days'
+)
+  returns messages.relay_report
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  -- The arrays are thought to be short: a nested loop would compare each with each.
+  set enable_nestloop = off
+  set jit = off
+as $$
+#variable_conflict use_column
+declare
+  v_report messages.relay_report := row(null::bigint[], 0, 0);
+  v_sent integer := cardinality(receive_many.places);
+  v_places text[];
+  v_ids bigint[];
+  v_one record;
+begin
+  if receive_many.source is null or receive_many.source = '' then
+    perform messages._invalid('source must not be empty', 'name where the messages come from');
+  end if;
+  perform messages._check_positive('remember', receive_many.remember);
+  if exists (
+    select from unnest(array[
+      cardinality(receive_many.queues), cardinality(receive_many.messages),
+      cardinality(receive_many.priorities), cardinality(receive_many.types),
+      cardinality(receive_many.headers), cardinality(receive_many.keys),
+      cardinality(receive_many.dedup_keys), cardinality(receive_many.dedup_scopes),
+      cardinality(receive_many.max_attempts)
+    ]) as u (length)
+    where u.length is distinct from v_sent
+  ) then
+    perform messages._invalid('all arrays must have the same length');
+  end if;
+  if v_sent > (select count(distinct u.place) from unnest(receive_many.places) as u (place)) then
+    perform messages._invalid('a place is null, or there twice');
+  end if;
+  perform messages._check_receipts(receive_many.source, receive_many.after);
+  perform messages._queue(u.name)
+  from unnest(receive_many.queues) as u (name)
+  group by u.name;
+  -- First: whoever sends the same at the same time waits here for the end of this transaction, and
+  -- knows by then what it has received.
+  with noted as (
+    insert into messages.relay_receipt as r (source, place, message_id, forget_at)
+    select
+      receive_many.source, u.place, nextval('messages.message_id_seq'),
+      clock_timestamp() + receive_many.remember
+    from unnest(receive_many.places) with ordinality as u (place, position)
+    order by u.position
+    on conflict do nothing
+    returning r.place, r.message_id
+  )
+  select coalesce(array_agg(n.place), '{}'), coalesce(array_agg(n.message_id), '{}')
+  into v_places, v_ids
+  from noted as n;
+  insert into messages.message as m
+    (id, queue, message, priority, type, headers, key, max_attempts)
+  overriding system value
+  select
+    f.id, u.queue, u.message, coalesce(u.priority, 0), u.type, coalesce(u.headers, '{}'), u.key,
+    u.max_attempts
+  from unnest(v_places, v_ids) as f (place, id)
+  join unnest(
+    receive_many.places, receive_many.queues, receive_many.messages, receive_many.priorities,
+    receive_many.types, receive_many.headers, receive_many.keys, receive_many.dedup_keys,
+    receive_many.max_attempts
+  ) as u (place, queue, message, priority, type, headers, key, dedup_key, max_attempts)
+    on u.place = f.place
+  where u.dedup_key is null
+  order by f.id;
+  if array_remove(receive_many.dedup_keys, null) <> '{}' then
+    for v_one in
+      select u.*
+      from unnest(
+        receive_many.places, receive_many.queues, receive_many.messages, receive_many.priorities,
+        receive_many.types, receive_many.headers, receive_many.keys, receive_many.dedup_keys,
+        receive_many.dedup_scopes, receive_many.max_attempts
+      ) with ordinality as u (
+        place, queue, message, priority, type, headers, key, dedup_key, dedup_scope, max_attempts,
+        position
+      )
+      where u.dedup_key is not null
+        and u.place = any (v_places)
+      order by u.position
+    loop
+      v_report.merged := v_report.merged + messages._receive_unique(
+        receive_many.source, v_one.place, v_one.queue, v_one.message, v_one.priority, v_one.type,
+        v_one.headers, v_one.key, v_one.dedup_key, v_one.dedup_scope, v_one.max_attempts
+      );
+    end loop;
+  elsif cardinality(v_ids) = v_sent then
+    v_report.ids := v_ids;
+    return v_report;
+  end if;
+  v_report.ids := array(
+    select r.message_id
+    from unnest(receive_many.places) with ordinality as u (place, position)
+    left join messages.relay_receipt as r on r.source = receive_many.source and r.place = u.place
+    order by u.position
+  );
+  v_report.known := v_sent - cardinality(v_ids);
+  return v_report;
+end;
+$$;
+comment on function messages.receive_many(
+  text, text[], text[], jsonb[], integer[], text[], jsonb[], text[], text[], text[], integer[],
+  text[], interval
+) is
+  'Publish messages that a relay brings, each once: source and places tell them, the other arrays '
+  'are as for publish. All in the transaction of the caller, with a receipt for each that is kept '
+  'for remember; what has one is left out. after has places that must have a receipt by now. '
+  'Returns the ids of all of them in their order. Raises NQ001 for an unknown queue, NQ905 where a '
+  'receipt of after is missing, and what publish raises; then nothing was received.';
