@@ -151,7 +151,7 @@ def _functions(rows: Iterable[asyncpg.Record]) -> list[str]:
     parts: list[str] = []
     for path in sorted(INIT.glob("*.sql")):
         text = path.read_text(encoding="utf-8")
-        names = re.findall(r"create or replace function messages\.([a-z]\w*)\(", text)
+        names = re.findall(r"create or replace (?:function|procedure) messages\.([a-z]\w*)\(", text)
         if names:
             title, _, duty = text.partition("\n")[0].removeprefix("-- ").partition(": ")
             parts += [f"## {title}", f"{duty[0].upper()}{duty[1:]}"]
@@ -163,7 +163,8 @@ def _functions(rows: Iterable[asyncpg.Record]) -> list[str]:
 
 def _function(row: asyncpg.Record) -> str:
     arguments = [_short(argument) for argument in row["arguments"]]
-    result = _short(row["result"]).replace("SETOF", "setof")
+    # A procedure has none: what it gives back are its last arguments.
+    result = _short(row["result"] or "call").replace("SETOF", "setof")
     line = f"{row['name']}({', '.join(arguments)}) → {result}"
     if len(line) > 96:
         line = f"{row['name']}(\n  " + ",\n  ".join(arguments) + f"\n) → {result}"

@@ -86,7 +86,7 @@ async def clear(connection: Connection) -> None:
           restart identity;
         truncate messages.queue, messages.queue_grant, messages.origin, messages.schedule,
           messages.dedup, messages.dependency, messages.flow, messages.flow_state,
-          messages.flow_key, messages.flow_room, messages.share;
+          messages.flow_key, messages.flow_room, messages.share, messages.owner_session;
         insert into messages.origin select (messages._here()).*;
         insert into messages.queue (name) values ('default');
     """)

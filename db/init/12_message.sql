@@ -1,7 +1,7 @@
 -- Message: live messages only. A finished one leaves for message_archive in the same statement.
 --
 -- owns:    messages.message, messages.message_volatile, messages.volatile_room,
---          messages.volatile_count
+--          messages.volatile_count, messages.owner_session
 -- writes:  nothing
 -- raises:  nothing
 
@@ -139,3 +139,18 @@ comment on column messages.volatile_count.queue is 'Name of the queue.';
 comment on column messages.volatile_count.finished is 'Messages that ended as success.';
 comment on column messages.volatile_count.dropped is
   'Messages that gave way to later ones as the queue was full.';
+
+-- A row for each session and not for each message: it is written once, however much a session does.
+create table if not exists messages.owner_session (
+  pid integer not null,
+  number integer not null,
+  opened_at timestamptz not null default clock_timestamp(),
+  constraint owner_session_pid_number_pk primary key (pid, number)
+);
+
+comment on table messages.owner_session is
+  'Sessions that own messages for as long as they last, see messages.wait().';
+comment on column messages.owner_session.pid is 'The server process.';
+comment on column messages.owner_session.number is
+  'Half of the advisory lock (730542, number) that it holds until it ends.';
+comment on column messages.owner_session.opened_at is 'When it owned its first message.';

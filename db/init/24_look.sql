@@ -10,8 +10,8 @@
 -- every look is one, and there is nothing to remember.
 --
 -- owns:    nothing
--- writes:  messages.message (row locks)
--- calls:   messages._stage
+-- writes:  messages.message (row locks; state of what is due)
+-- calls:   messages._stage, messages._needs_row, messages._matches
 -- raises:  nothing
 
 -- How much this session has read in the indexes of what waits and what is scheduled. An entry
@@ -62,6 +62,41 @@ begin
 end;
 $$;
 
+-- Scheduled messages that are due become waiting ones, up to quantity of them. They wait in an
+-- index of their own, so that a million of them cost a claim one look.
+create or replace function messages._stage(queue text, due timestamptz, quantity bigint)
+  returns bigint[]
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+declare
+  v_ids bigint[];
+begin
+  with picked as materialized (
+    select m.id
+    from messages.message as m
+    where m.queue = _stage.queue
+      and m.state = 'scheduled'
+      and m.available_at <= _stage.due
+    order by m.available_at
+    limit _stage.quantity
+    for update skip locked
+  ),
+  staged as (
+    update messages.message as m
+    set state = 'waiting'
+    where m.id = any (array(select p.id from picked as p))
+    returning m.id
+  )
+  select coalesce(array_agg(s.id), '{}') into v_ids from staged as s;
+  return v_ids;
+end;
+$$;
+
 -- The ids of up to quantity messages of a queue, locked, in the order in which they are handed out.
 create or replace function messages._look(
   queue text,
@@ -99,6 +134,7 @@ declare
   v_work bigint := -messages._work_done();
   v_rest bigint;
   v_ids bigint[] := array[]::bigint[];
+  v_needs_row boolean := messages._needs_row(filter);
 begin
   if v_is_full then
     if exists (
@@ -124,7 +160,11 @@ begin
         and m.state = 'waiting'
         and m.priority between v_lowest and v_highest
         and m.id > v_after
-        and (_look.filter is null or m.message @@ _look.filter)
+        and (
+          _look.filter is null
+          or case when v_needs_row then messages._matches(m, _look.filter)
+            else m.message @@ _look.filter end
+        )
       order by m.priority desc, m.id
       limit _look.quantity - cardinality(v_ids)
       for update skip locked

@@ -5,43 +5,9 @@
 --          handler_attempts)
 -- calls:   messages._queue, messages._look, messages._enter, messages._look_flow,
 --          messages._busy_queues, messages._check_quantity, messages._check_positive,
---          messages._consents, messages._barred_queues, messages._check_limits, messages._invalid
+--          messages._consents, messages._barred_queues, messages._check_limits, messages._invalid,
+--          messages._check_filter, messages._claim_each
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
-
--- Scheduled messages that are due become waiting ones, up to quantity of them. They wait in an
--- index of their own, so that a million of them cost a claim one look.
-create or replace function messages._stage(queue text, due timestamptz, quantity bigint)
-  returns bigint[]
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-  set enable_sort = off
-  set jit = off
-as $$
-declare
-  v_ids bigint[];
-begin
-  with picked as materialized (
-    select m.id
-    from messages.message as m
-    where m.queue = _stage.queue
-      and m.state = 'scheduled'
-      and m.available_at <= _stage.due
-    order by m.available_at
-    limit _stage.quantity
-    for update skip locked
-  ),
-  staged as (
-    update messages.message as m
-    set state = 'waiting'
-    where m.id = any (array(select p.id from picked as p))
-    returning m.id
-  )
-  select coalesce(array_agg(s.id), '{}') into v_ids from staged as s;
-  return v_ids;
-end;
-$$;
 
 create or replace function messages.claim(
   queues text[] default null,
@@ -50,7 +16,8 @@ create or replace function messages.claim(
   worker text default null,
   filter jsonpath default null,
   thorough boolean default false,
-  max_attempts integer[] default null
+  max_attempts integer[] default null,
+  filters jsonpath[] default null
 )
   returns setof messages.message
   language plpgsql
@@ -74,6 +41,21 @@ declare
 begin
   perform messages._check_quantity(claim.quantity, 10000);
   perform messages._check_positive('lock_timeout', claim.lock_timeout);
+  if claim.filters is not null then
+    if claim.filter is not null then
+      perform messages._invalid('give either filter, for all queues, or filters, one for each');
+    end if;
+    return query
+    select c.*
+    from messages._claim_each(
+      claim.queues, claim.filters, claim.quantity, claim.lock_timeout, claim.worker,
+      claim.thorough, claim.max_attempts
+    ) as c;
+    return;
+  end if;
+  if claim.filter is not null then
+    perform messages._check_filter(claim.filter);
+  end if;
   if claim.max_attempts is not null then
     perform messages._check_limits(claim.queues, claim.max_attempts);
   end if;
@@ -133,20 +115,22 @@ begin
 end;
 $$;
 comment on function messages.claim(
-  text[], integer, interval, text, jsonpath, boolean, integer[]
+  text[], integer, interval, text, jsonpath, boolean, integer[], jsonpath[]
 ) is
   'Lock up to quantity (at most 10000) waiting messages and return them: the queues in the order '
   'given (null: all), in a queue by priority, larger first, then by id. Each is held for '
   'lock_timeout (null: that of its queue) and must be finished, released, retried or extended with '
-  'its lock_token before that. filter is a JSON path predicate over the message, as in $.n < 3. '
-  'Returns no row, and does not wait, where nothing is free. While very many dead rows lie before '
-  'the first message, a session goes on behind the last one that it claimed, and finds what has '
-  'come in before it a second later, or ten times as much later as a look at everything takes; '
-  'thorough looks at everything now. max_attempts has for each of queues how many '
-  'attempts the worker''s handler allows, null: what the queue says; a message''s own number goes '
-  'before both. From a queue with limits it hands out what they leave, and waits for half a second '
-  'at most for other claims of that queue. Raises NQ001 for an unknown queue, and NQ007 for one '
-  'from which the caller may not consume; with null those are left out.';
+  'its lock_token before that. filter is a JSON path predicate over the message, as in $.n < 3, '
+  'with $headers, $id, $type, $key, $priority, $attempts and $created_at beside it; filters has '
+  'one for each of queues (null: none), and then a queue may be listed more than once. Returns no '
+  'row, and does not wait, where nothing is free. While very many dead rows lie before the first '
+  'message, a session goes on behind the last one that it claimed, and finds what has come in '
+  'before it a second later, or ten times as much later as a look at everything takes; thorough '
+  'looks at everything now. max_attempts has for each of queues how many attempts the worker''s '
+  'handler allows, null: what the queue says; a message''s own number goes before both. From a '
+  'queue with limits it hands out what they leave, and waits for half a second at most for other '
+  'claims of that queue. Raises NQ001 for an unknown queue, NQ003 for filters that are none, and '
+  'NQ007 for a queue from which the caller may not consume; with null those are left out.';
 
 create or replace function messages.claim_id(
   id bigint,

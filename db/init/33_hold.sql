@@ -67,10 +67,10 @@ comment on function messages.extend(bigint, bigint, interval) is
   'Hold a lock for lock_timeout (null: that of the queue) from now on. False: the lock was lost, '
   'and nothing changed.';
 
-create or replace function messages.release_many(
+create or replace function messages._release(
   ids bigint[],
   lock_tokens bigint[],
-  delay interval default null
+  delay interval
 )
   returns setof bigint
   language plpgsql
@@ -84,9 +84,6 @@ as $$
 declare
   v_freed messages.message[];
 begin
-  if exists (select from messages.queue_grant) then
-    ids := messages._screen(ids);
-  end if;
   with freed as (
     update messages.message as m
     set state = 'waiting',
@@ -96,13 +93,13 @@ begin
       lock_token = m.lock_token + 1,
       attempts = m.attempts - 1,
       available_at = case
-        when release_many.delay > interval '0' then clock_timestamp() + release_many.delay
+        when _release.delay > interval '0' then clock_timestamp() + _release.delay
         else m.available_at end
-    where m.id = any (release_many.ids)
+    where m.id = any (_release.ids)
       and (
         (m.id, m.lock_token, m.state) in (
           select g.id, g.lock_token, 'locked'::messages.message_state
-          from unnest(release_many.ids, release_many.lock_tokens) as g (id, lock_token)
+          from unnest(_release.ids, _release.lock_tokens) as g (id, lock_token)
         )
       ) is true
     returning m as row
@@ -113,13 +110,31 @@ begin
   join messages.queue as q on q.name = f.queue
   where f.state = 'waiting'
   group by q;
-  if release_many.delay > interval '0' and exists (
+  if _release.delay > interval '0' and exists (
     select from messages.flow as f where f.is_held
   ) then
     perform messages._ring_freed(array_agg(distinct f.queue), array_agg(f.id))
     from unnest(v_freed) as f;
   end if;
   return query select f.id from unnest(v_freed) as f order by f.id;
+end;
+$$;
+
+create or replace function messages.release_many(
+  ids bigint[],
+  lock_tokens bigint[],
+  delay interval default null
+)
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if exists (select from messages.queue_grant) then
+    ids := messages._screen(ids);
+  end if;
+  return query select r.id from messages._release(ids, lock_tokens, delay) as r (id);
 end;
 $$;
 comment on function messages.release_many(bigint[], bigint[], interval) is

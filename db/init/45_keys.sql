@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.flow_key
--- calls:   messages._tokens, messages._pay
+-- calls:   messages._tokens, messages._pay, messages._matches
 -- raises:  nothing
 
 -- Keys of which something waits, up to quantity of them, from one on and not past another. Ordered
@@ -176,7 +176,7 @@ begin
   with seen as materialized (
     (
       select m.id, m.priority, case when m.key is null then _keyless.filter is null
-        or m.message @@ _keyless.filter else false end as fits
+        or messages._matches(m, _keyless.filter) else false end as fits
       from messages.message as m
       where m.queue = _keyless.queue
         and m.state = 'waiting'
@@ -188,7 +188,7 @@ begin
     union all
     (
       select m.id, m.priority, case when m.key is null then _keyless.filter is null
-        or m.message @@ _keyless.filter else false end
+        or messages._matches(m, _keyless.filter) else false end
       from messages.message as m
       where m.queue = _keyless.queue
         and m.state = 'waiting'

@@ -6,7 +6,7 @@
 -- owns:    nothing
 -- writes:  messages.message (row locks), messages.flow_key
 -- calls:   messages._look, messages._fitting, messages._waiting_keys, messages._key_rooms,
---          messages._keyless, messages._charge_keys
+--          messages._keyless, messages._charge_keys, messages._matches
 -- raises:  nothing
 
 -- From each of the keys as many messages as it has room for, and those of loose, up to quantity in
@@ -49,14 +49,14 @@ begin
             and m.key <= r._key
             and m.state = 'waiting'
             and m.id <> all (_of_keys.given)
-            and (_of_keys.filter is null or m.message @@ _of_keys.filter)
+            and (_of_keys.filter is null or messages._matches(m, _of_keys.filter))
           order by m.key, m.priority desc, m.id
           limit least(r._room, _of_keys.quantity)
         )
         union all
         select h.id, h.priority
         from (
-          select m.id, m.priority, m.state, m.message
+          select m.id, m.priority, m.state, m as row
           from messages.message as m
           where queue.ordered
             and m.queue = _of_keys.queue.name
@@ -67,7 +67,7 @@ begin
         ) as h
         where h.state = 'waiting'
           and h.id <> all (_of_keys.given)
-          and (_of_keys.filter is null or h.message @@ _of_keys.filter)
+          and (_of_keys.filter is null or messages._matches(h.row, _of_keys.filter))
       ) as f
       union all
       select m.id, m.priority

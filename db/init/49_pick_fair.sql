@@ -6,7 +6,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message (row locks), messages.flow_key
--- calls:   messages._key_rooms, messages._pay
+-- calls:   messages._key_rooms, messages._pay, messages._matches
 -- raises:  nothing
 
 -- Of the keys that have had least, up to breadth of them, up to quantity messages, locked; their
@@ -95,7 +95,7 @@ begin
             and m.key <= w.key
             and m.state = 'waiting'
             and m.id <> all (_pick_fair.given)
-            and (_pick_fair.filter is null or m.message @@ _pick_fair.filter)
+            and (_pick_fair.filter is null or messages._matches(m, _pick_fair.filter))
           order by m.key, m.priority desc, m.id
           limit least(w.room, w.most)
           for update skip locked
@@ -118,7 +118,7 @@ begin
           join messages.message as m on m.id = h.id
           where (m.state = 'waiting') is true
             and m.id <> all (_pick_fair.given)
-            and (_pick_fair.filter is null or m.message @@ _pick_fair.filter)
+            and (_pick_fair.filter is null or messages._matches(m, _pick_fair.filter))
           for update of m skip locked
         ) as o
         union all

@@ -7,7 +7,7 @@
 --          messages._check_quantity, messages._note_reached, messages._note_attempt,
 --          messages._expiry, messages._reject_strays, messages._forget_receipts,
 --          messages.fire_schedules, messages._forget_keys, messages._sweep_flow,
---          messages._sweep_dependencies, messages._attempts_of
+--          messages._sweep_dependencies, messages._attempts_of, messages._return_owned
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -148,6 +148,7 @@ begin
   perform messages._note_reached();
   perform messages.fire_schedules();
   v_report.reaped := messages.reap() + messages._reject_strays(1000);
+  perform messages._return_owned(1000);
   perform messages._forget_keys(10000);
   perform messages._sweep_dependencies(1000);
   v_report.staged := messages.stage_due();
@@ -163,8 +164,8 @@ begin
 end;
 $$;
 comment on function messages.maintain() is
-  'All of the upkeep, bounded: fire what schedules have due, reap expired locks, reject messages '
-  'whose queue was dropped beside their publishers, forget keys whose window is over, stage what '
-  'is due, ring again for what waits, make the coming days of the archive and of the attempts, and '
-  'drop those past retention. Null: another session is doing it. Called by pg_cron and about once '
-  'a second by workers; either alone is enough.';
+  'All of the upkeep, bounded: fire what schedules have due, reap expired locks, put back what '
+  'sessions owned that are gone, reject messages whose queue was dropped beside their publishers, '
+  'forget keys whose window is over, stage what is due, ring again for what waits, make the coming '
+  'days of the archive and of the attempts, and drop those past retention. Null: another session '
+  'is doing it. Called by pg_cron and about once a second by workers; either alone is enough.';

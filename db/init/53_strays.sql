@@ -1,8 +1,8 @@
--- Strays: messages whose queue is gone.
+-- Strays: messages whose queue is gone, or the session that owned them.
 --
 -- owns:    nothing
--- writes:  messages.message, messages.message_archive
--- calls:   messages._archive
+-- writes:  messages.message, messages.message_archive, messages.owner_session
+-- calls:   messages._archive, messages._release
 -- raises:  nothing
 
 -- Publishers that stay silent do not ask the registry, so a queue that is dropped while a worker
@@ -64,5 +64,67 @@ begin
     group by s.state;
   end loop;
   return v_rejected;
+end;
+$$;
+
+-- Puts back what is owned by sessions that are gone, see 63_owned.sql; returns how much that was.
+-- The rows are read as of before the locks: a session takes its lock first.
+create or replace function messages._return_owned(quantity integer)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+declare
+  v_owned messages.message[];
+begin
+  if exists (select from messages.owner_session) then
+    with gone as (
+      select o.pid, o.number
+      from messages.owner_session as o
+      where (o.pid, o.number) not in (
+        select l.pid, l.objid::bigint
+        from pg_locks as l
+        join pg_database as d on d.oid = l.database and d.datname = current_database()
+        where l.locktype = 'advisory'
+          and l.classid = 730542
+          and l.objsubid = 2
+          and l.granted
+      )
+      for update of o skip locked
+    )
+    delete from messages.owner_session as o
+    using gone as g
+    where o.pid = g.pid
+      and o.number = g.number;
+  end if;
+  -- About twice a minute in any case: a session may have given its lock away by hand.
+  if not found and random() >= 0.03 then
+    return 0;
+  end if;
+  v_owned := array(
+    select m
+    from messages.message as m
+    where m.state = 'locked'
+      and m.lock_expires_at = 'infinity'
+      and not exists (
+        select from messages.owner_session as o
+        where format('%s.%s', o.pid, o.number) = substring(m.locked_by from '\d+\.\d+$')
+      )
+    order by m.id
+    limit quantity
+    for update skip locked
+  );
+  return (
+    select count(*)::integer
+    from messages._release(
+      array(select o.id from unnest(v_owned) as o),
+      array(select o.lock_token from unnest(v_owned) as o),
+      null
+    )
+  );
 end;
 $$;

@@ -8,7 +8,7 @@
 revoke all on schema messages from public;
 revoke all on all tables in schema messages from public;
 revoke all on all sequences in schema messages from public;
-revoke execute on all functions in schema messages from public;
+revoke execute on all routines in schema messages from public;
 
 do $$
 declare
@@ -68,8 +68,13 @@ begin
     messages.announce(bigint, text, boolean)
     to notifyq_publisher, notifyq_admin;
 
-  grant execute on function
-    messages.claim(text[], integer, interval, text, jsonpath, boolean, integer[]),
+  grant execute on routine
+    messages.wait(text[], interval, jsonpath[], text, integer, bigint, bigint, text, jsonb),
+    messages.claim(text[], integer, interval, text, jsonpath, boolean, integer[], jsonpath[]),
+    messages.claim_owned(text[], jsonpath[], text, boolean),
+    messages.owned(),
+    messages.finish_owned(messages.message_status, text, jsonb),
+    messages.release_owned(interval),
     messages.claim_id(bigint, interval, text),
     messages.finish(bigint, bigint, messages.message_status, text, jsonb),
     messages.finish_many(bigint[], bigint[], messages.message_status[], text[], jsonb[]),

@@ -3,7 +3,7 @@
 -- needs: owner
 --
 -- owns:    messages.message_volatile, messages.volatile_room, messages.volatile_count,
---          messages.relay_self, messages.relay_mark
+--          messages.relay_self, messages.relay_mark, messages.owner_session
 -- writes:  nothing
 -- calls:   nothing
 -- raises:  nothing
@@ -159,3 +159,24 @@ comment on column messages.relay_mark.source is 'As in the receipt.';
 comment on column messages.relay_mark.place is 'As in the receipt.';
 comment on column messages.relay_mark.noted_at is
   'When the message was finished here; of each pair the latest ones are kept.';
+
+-- Sessions that own messages; a filter for each of the queues of a claim.
+
+create table messages.owner_session (
+  pid integer not null,
+  number integer not null,
+  opened_at timestamptz not null default clock_timestamp(),
+  constraint owner_session_pid_number_pk primary key (pid, number)
+);
+
+comment on table messages.owner_session is
+  'Sessions that own messages for as long as they last, see messages.wait().';
+comment on column messages.owner_session.pid is 'The server process.';
+comment on column messages.owner_session.number is
+  'Half of the advisory lock (730542, number) that it holds until it ends.';
+comment on column messages.owner_session.opened_at is 'When it owned its first message.';
+
+-- It has one argument more: with both, a call could mean either.
+drop function if exists messages.claim(
+  text[], integer, interval, text, jsonpath, boolean, integer[]
+);

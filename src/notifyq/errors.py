@@ -26,6 +26,7 @@ NotifyqError
    ├─ QueueBusyError         NQ009
    ├─ QueueFullError         NQ010
    ├─ ScheduleNotFoundError  NQ017
+   ├─ NothingOwnedError      NQ018
    ├─ OutdatedSchemaError    NQ901
    ├─ IncompleteInstallError NQ902
    ├─ RestoredDatabaseError  NQ903
@@ -188,6 +189,12 @@ class ScheduleNotFoundError(DatabaseError):
     """There is no schedule of this name."""
 
     sqlstate = "NQ017"
+
+
+class NothingOwnedError(DatabaseError):
+    """This session owns no message, and has not waited for one."""
+
+    sqlstate = "NQ018"
 
 
 class OutdatedSchemaError(DatabaseError):

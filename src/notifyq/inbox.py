@@ -45,11 +45,20 @@ class Inbox:
         filter: str | None = None,
         thorough: bool = False,
         max_attempts: Sequence[int | None] | None = None,
+        filters: Sequence[str | None] | None = None,
     ) -> list[Message]:
         """Lock up to `quantity` messages as messages.claim() does; fewer are all there are."""
         limits = max_attempts if any(max_attempts or ()) else None
         rows = await self._claims.fetch(
-            sql.CLAIM, queues, quantity, lock_timeout, self.worker, filter, thorough, limits
+            sql.CLAIM,
+            queues,
+            quantity,
+            lock_timeout,
+            self.worker,
+            filter,
+            thorough,
+            limits,
+            filters,
         )
         messages = []
         for row in rows:
@@ -69,6 +78,7 @@ class Inbox:
                 filter=filter,
                 thorough=thorough,
                 max_attempts=max_attempts,
+                filters=filters,
             )
         return messages
 

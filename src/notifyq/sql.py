@@ -34,7 +34,7 @@ select messages.publish_many(
 CLAIM = """
 select * from messages.claim(
   queues => $1, quantity => $2, lock_timeout => $3, worker => $4, filter => $5::jsonpath,
-  thorough => $6, max_attempts => $7)
+  thorough => $6, max_attempts => $7, filters => $8::text[]::jsonpath[])
 """
 FINISH_MANY = """
 select messages.finish_many(

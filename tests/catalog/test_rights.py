@@ -22,6 +22,12 @@ PUBLISH = [
 WORK = [
     "select messages.claim()",
     "select messages.claim_id(1)",
+    "select messages.claim_owned('{default}')",
+    # Inside of a transaction it fails, but not for want of a right.
+    "call messages.wait('{default}', '0')",
+    "select messages.owned() from messages.claim_owned('{default}')",
+    "select messages.finish_owned() from messages.claim_owned('{default}')",
+    "select messages.release_owned() from messages.claim_owned('{default}')",
     "select messages.finish(1, 1)",
     "select messages.finish_many(array[1], array[1], array['success']::messages.message_status[])",
     "select messages.retry(1, 1)",
@@ -74,6 +80,7 @@ READ_TABLES = [
     "select * from messages.schedule",
     "select * from messages.dedup",
     "select * from messages.dependency",
+    "select * from messages.owner_session",
 ]
 READ = [
     "select messages.message_list()",
@@ -138,6 +145,7 @@ NOBODY = [
     "values ('s', '@daily', 'UTC', 'default', '1', now())",
     "insert into messages.queue_grant values ('default', 'pg_monitor', now(), true, true)",
     "delete from messages.queue_grant",
+    "delete from messages.owner_session",
     "select from messages.flow for update",
     "update messages.flow_state set paid_at = now()",
     "select from messages.message for update",
@@ -178,6 +186,8 @@ async def is_denied(connection: Connection, statement: str) -> bool:
         await connection.execute(statement)
     except Denied:
         return True
+    except asyncpg.InvalidTransactionTerminationError:
+        return False
     finally:
         await transaction.rollback()
     return False

@@ -87,8 +87,10 @@ def test_the_header_names_every_function_of_other_files_that_is_called(file: Pat
     body = code(text)
     own = {name.removeprefix("messages.") for name in CREATED.findall(text)}
     granted_or_commented = re.compile(
-        r"comment on function messages\.\w+\(|grant execute on function.*?;|"
-        r"^create (?:or replace )?function messages\.\w+\(|insert into messages\.\w+ ?\(",
+        r"comment on (?:function|procedure) messages\.\w+\(|"
+        r"grant execute on (?:function|routine).*?;|"
+        r"^create (?:or replace )?(?:function|procedure) messages\.\w+\(|"
+        r"insert into messages\.\w+ ?\(",
         re.DOTALL | re.MULTILINE,
     )
     without_literals = re.sub(r"'(?:[^']|'')*'", "''", granted_or_commented.sub("", body))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import create_clone, drop_database, install, open_session, session, until
+from database import drop_database, install, open_session, session, until
 from notifyq import App
 from notifyq.config import with_database
 from notifyq.embedded import Server, debian_binaries, wheel_binaries
@@ -57,6 +57,8 @@ def own_server() -> Iterator[Server]:
         # Run by root, the server is another user's and must be able to enter.
         Path(folder).chmod(0o711)
         settings = {"port": str(port), "fsync": "off", "max_prepared_transactions": "20"}
+        # It is not what a private server has, and what is committed must outlive the crash.
+        settings["synchronous_commit"] = "on"
         server = Server(Path(folder) / "server", binaries=binaries, settings=settings)
         try:
             asyncio.run(_install(server.start()))
@@ -103,7 +105,10 @@ async def mortal(own_server: Server) -> AsyncIterator[Mortal]:
     name = f"mortal_{next(_numbers)}"
     admin_dsn = with_database(own_server.dsn, "postgres")
     async with session(admin_dsn) as admin:
-        await create_clone(admin, name, "notifyq")
+        # No clone: pg_cron is connected to the one that has the schema.
+        await admin.execute(f'create database "{name}"')
+    async with session(with_database(own_server.dsn, name)) as connection:
+        await install(connection)
     async with AsyncExitStack() as stack:
         yield Mortal(own_server, with_database(own_server.dsn, name), stack)
     async with session(admin_dsn) as admin:
