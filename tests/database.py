@@ -87,6 +87,9 @@ async def clear(connection: Connection) -> None:
         truncate messages.queue, messages.queue_grant, messages.origin, messages.schedule,
           messages.dedup, messages.dependency, messages.flow, messages.flow_state,
           messages.flow_key, messages.flow_room, messages.share, messages.owner_session;
+        truncate messages.stream, messages.subscription, messages.event, messages.tick,
+          messages.batch, messages.batch_end, messages.event_retry restart identity;
+        update messages.segment set stream = null, closed_at = null, sealed = null;
         insert into messages.origin select (messages._here()).*;
         insert into messages.queue (name) values ('default');
     """)

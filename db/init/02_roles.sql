@@ -1,4 +1,4 @@
--- Roles: who may do what. None can log in; 90_grants.sql gives them the schema and their rights.
+-- Roles: who may do what. None can log in; 98_grants.sql gives them the schema and their rights.
 --
 -- owns:    roles notifyq_owner, notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin
 -- writes:  nothing

@@ -100,6 +100,69 @@ begin
       result jsonb
     );
   end if;
+  if to_regtype('messages.batch_event') is null then
+    create type messages.batch_event as (
+      id bigint,
+      created_at timestamptz,
+      type text,
+      key text,
+      message jsonb,
+      headers jsonb,
+      retries integer,
+      reason text
+    );
+  end if;
+  if to_regtype('messages.stream_report') is null then
+    create type messages.stream_report as (
+      stream text,
+      created_at timestamptz,
+      subscribers integer,
+      segments integer,
+      bytes bigint,
+      oldest_at timestamptz,
+      last_tick bigint,
+      last_tick_at timestamptz,
+      retention interval,
+      max_lag interval,
+      max_events bigint,
+      max_bytes integer,
+      bell text,
+      paused boolean,
+      durable boolean,
+      payload_type text,
+      payload_schema jsonb
+    );
+  end if;
+  if to_regtype('messages.subscription_report') is null then
+    create type messages.subscription_report as (
+      stream text,
+      subscriber text,
+      lag interval,
+      pending bigint,
+      last_seen_at timestamptz,
+      last_tick bigint,
+      current_batch bigint,
+      next_tick bigint,
+      retries bigint,
+      dead bigint,
+      members integer
+    );
+  end if;
+  if to_regtype('messages.batch_report') is null then
+    create type messages.batch_report as (
+      batch bigint,
+      stream text,
+      subscriber text,
+      member text,
+      opened_at timestamptz,
+      ended_at timestamptz,
+      is_retry boolean,
+      first_id bigint,
+      last_id bigint,
+      seen pg_snapshot,
+      upto pg_snapshot
+    );
+  end if;
 end;
 $$;
 
@@ -116,3 +179,9 @@ comment on type messages.relay_report is
   'how many were merged with live ones of the same dedup_key, and how many had been received.';
 comment on type messages.message_report is
   'How far a message is: its state or, once finished, its status, and then its result.';
+comment on type messages.batch_event is
+  'An event as batch_events() gives it; retries and reason are null the first time.';
+comment on type messages.stream_report is 'One stream as messages.stream_info() reports it.';
+comment on type messages.subscription_report is
+  'One subscription as messages.subscription_info() reports it.';
+comment on type messages.batch_report is 'One batch as messages.batch_info() reports it.';

@@ -27,7 +27,8 @@ begin
 end;
 $$;
 
-create or replace function messages.attend(queue text, eager boolean default true)
+-- Of the key of a queue or of a stream; answers as attend() does.
+create or replace function messages._attend(key bigint, eager boolean)
   returns boolean
   language plpgsql
   security definer
@@ -35,15 +36,9 @@ create or replace function messages.attend(queue text, eager boolean default tru
   set lock_timeout = '500ms'
 as $$
 declare
-  v_queue messages.queue := messages._queue(queue);
-  v_key bigint := messages._attended_key(queue);
   v_publishers bigint;
   v_is_attended boolean;
 begin
-  perform messages._check_access(v_queue.name, 'consume from');
-  if v_queue.bell <> 'auto' or v_queue.paused then
-    return false;
-  end if;
   select count(*) filter (where l.mode = 'ShareLock'),
     bool_or(l.mode = 'ExclusiveLock' and l.granted and l.pid = pg_backend_pid())
   into v_publishers, v_is_attended
@@ -51,7 +46,7 @@ begin
   join pg_database as d on d.oid = l.database and d.datname = current_database()
   where l.locktype = 'advisory'
     and l.objsubid = 1
-    and (l.classid::bigint << 32 | l.objid::bigint) = v_key;
+    and (l.classid::bigint << 32 | l.objid::bigint) = key;
   if v_is_attended then
     return true;  -- a second lock would need a second release
   end if;
@@ -60,20 +55,37 @@ begin
   if not eager and v_publishers < 2 then
     return false;
   end if;
-  if pg_try_advisory_lock(v_key) then
+  if pg_try_advisory_lock(key) then
     return true;
   end if;
-  if not pg_try_advisory_lock_shared(v_key) then
+  if not pg_try_advisory_lock_shared(key) then
     return false;
   end if;
-  perform pg_advisory_unlock_shared(v_key);
+  perform pg_advisory_unlock_shared(key);
   -- Only publishers share the key. While this waits, those that come later stay silent; it has to
   -- wait for the commits of those that ring, which are one after the other.
-  perform pg_advisory_lock(v_key);
+  perform pg_advisory_lock(key);
   return true;
 exception
   when lock_not_available then
     return null;
+end;
+$$;
+
+create or replace function messages.attend(queue text, eager boolean default true)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_queue messages.queue := messages._queue(queue);
+begin
+  perform messages._check_access(v_queue.name, 'consume from');
+  if v_queue.bell <> 'auto' or v_queue.paused then
+    return false;
+  end if;
+  return messages._attend(messages._attended_key(queue), eager);
 end;
 $$;
 comment on function messages.attend(text, boolean) is

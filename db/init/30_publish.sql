@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings
 -- calls:   messages._invalid, messages._publish_all, messages._template, messages._check_unique,
---          messages._check_attempts
+--          messages._check_attempts, messages._check_plain, messages._publish_event
 -- raises:  NQ001 queue not found (trigger), NQ002 message not found, NQ003 invalid argument
 
 create or replace function messages.publish(
@@ -43,6 +43,15 @@ begin
   end if;
   if publish.message is null then
     perform messages._invalid('message must not be null', 'publish the JSON value null instead');
+  end if;
+  if exists (select from messages.stream as s where s.name = publish.queue) then
+    perform messages._check_plain(
+      publish.priority, v_due > now(), publish.dedup_key is not null or publish.after is not null,
+      publish.max_attempts
+    );
+    return messages._publish_event(
+      publish.queue, publish.message, publish.key, publish.type, publish.headers
+    );
   end if;
   if publish.max_attempts is not null then
     perform messages._check_attempts(publish.max_attempts);

@@ -3,7 +3,8 @@
 -- owns:    nothing
 -- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings
 -- calls:   messages._invalid, messages._queue, messages._check_attempts, messages._check_unique,
---          messages._template, messages._publish_all
+--          messages._template, messages._publish_all, messages._check_plain,
+--          messages._publish_events
 -- raises:  NQ001 queue not found, NQ002 message not found, NQ003 invalid argument, NQ007 no right
 --          to the queue
 
@@ -69,6 +70,21 @@ begin
   perform messages._check_attempts(publish_many.max_attempts);
   perform messages._check_keys('keys', publish_many.keys, publish_many.messages);
   perform messages._check_keys('dedup_keys', publish_many.dedup_keys, publish_many.messages);
+  if exists (select from messages.stream as s where s.name = publish_many.queue) then
+    perform messages._check_plain(
+      publish_many.priority, v_due > now(),
+      publish_many.dedup_keys is not null or publish_many.after is not null,
+      publish_many.max_attempts
+    );
+    return query
+    select unnest(
+      messages._publish_events(
+        publish_many.queue, publish_many.messages, publish_many.keys, publish_many.type,
+        publish_many.headers
+      )
+    );
+    return;
+  end if;
   perform messages._queue(publish_many.queue);
   if publish_many.dedup_keys is null and publish_many.after is null then
     return query

@@ -7,7 +7,8 @@
 --          messages._check_quantity, messages._note_reached, messages._note_attempt,
 --          messages._expiry, messages._reject_strays, messages._forget_receipts,
 --          messages.fire_schedules, messages._forget_keys, messages._sweep_flow,
---          messages._sweep_dependencies, messages._attempts_of, messages._return_owned
+--          messages._sweep_dependencies, messages._attempts_of, messages._return_owned,
+--          messages._tend_streams
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -156,6 +157,7 @@ begin
   if random() < 0.03 then
     perform messages._sweep_flow(10000);
   end if;
+  perform messages._tend_streams();
   v_report.rung := messages.renotify();
   v_report.partitions_made := messages._make_partitions();
   v_report.partitions_dropped := messages._drop_partitions();
@@ -166,6 +168,7 @@ $$;
 comment on function messages.maintain() is
   'All of the upkeep, bounded: fire what schedules have due, reap expired locks, put back what '
   'sessions owned that are gone, reject messages whose queue was dropped beside their publishers, '
-  'forget keys whose window is over, stage what is due, ring again for what waits, make the coming '
-  'days of the archive and of the attempts, and drop those past retention. Null: another session '
-  'is doing it. Called by pg_cron and about once a second by workers; either alone is enough.';
+  'forget keys whose window is over, stage what is due, tick streams and empty what all have '
+  'passed, ring again for what waits, make the coming days of the archive and of the attempts, and '
+  'drop those past retention. Null: another session is doing it. Called by pg_cron and about once '
+  'a second by workers; either alone is enough.';

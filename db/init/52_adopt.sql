@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.origin, messages.message_archive (adopt)
--- calls:   messages._here, messages._is_known, messages._is_foreign
+-- calls:   messages._here, messages._is_known, messages._is_foreign, messages._adopt_streams
 -- raises:  nothing
 
 create or replace function messages._note_reached()
@@ -49,6 +49,7 @@ begin
   set xid = '1'
   where a.xid >= pg_snapshot_xmin(pg_current_snapshot())
     and a.xid is distinct from pg_current_xact_id_if_assigned();
+  perform messages._adopt_streams();
   v_here.epoch := v_here.epoch + 1;
   insert into messages.origin select v_here.*;
   return true;
@@ -56,4 +57,5 @@ end;
 $$;
 comment on function messages.adopt() is
   'Take over a database that came from another server: what was archived there counts as '
-  'seen, and positions that were taken there are refused. False: nothing was to be done.';
+  'seen, and positions that were taken there are refused. Subscribers of streams go on where they '
+  'were. False: nothing was to be done.';

@@ -79,6 +79,12 @@ begin
   if not found then
     return false;
   end if;
+  -- After the insert, which has waited for whoever creates a stream.
+  if exists (select from messages.stream as s where s.name = v_queue.name) then
+    perform messages._invalid(
+      format('%L is a stream', v_queue.name), 'take another name, or drop the stream'
+    );
+  end if;
   perform messages._keep_flow(v_queue);
   return true;
 end;

@@ -3,7 +3,8 @@
 -- needs: owner
 --
 -- owns:    messages.message_volatile, messages.volatile_room, messages.volatile_count,
---          messages.relay_self, messages.relay_mark, messages.owner_session
+--          messages.relay_self, messages.relay_mark, messages.owner_session, and the tables of
+--          streams
 -- writes:  nothing
 -- calls:   nothing
 -- raises:  nothing
@@ -180,3 +181,305 @@ comment on column messages.owner_session.opened_at is 'When it owned its first m
 drop function if exists messages.claim(
   text[], integer, interval, text, jsonpath, boolean, integer[]
 );
+
+-- Streams.
+create type messages.batch_event as (
+  id bigint,
+  created_at timestamptz,
+  type text,
+  key text,
+  message jsonb,
+  headers jsonb,
+  retries integer,
+  reason text
+);
+create type messages.stream_report as (
+  stream text,
+  created_at timestamptz,
+  subscribers integer,
+  segments integer,
+  bytes bigint,
+  oldest_at timestamptz,
+  last_tick bigint,
+  last_tick_at timestamptz,
+  retention interval,
+  max_lag interval,
+  max_events bigint,
+  max_bytes integer,
+  bell text,
+  paused boolean,
+  durable boolean,
+  payload_type text,
+  payload_schema jsonb
+);
+create type messages.subscription_report as (
+  stream text,
+  subscriber text,
+  lag interval,
+  pending bigint,
+  last_seen_at timestamptz,
+  last_tick bigint,
+  current_batch bigint,
+  next_tick bigint,
+  retries bigint,
+  dead bigint,
+  members integer
+);
+create type messages.batch_report as (
+  batch bigint,
+  stream text,
+  subscriber text,
+  member text,
+  opened_at timestamptz,
+  ended_at timestamptz,
+  is_retry boolean,
+  first_id bigint,
+  last_id bigint,
+  seen pg_snapshot,
+  upto pg_snapshot
+);
+comment on type messages.batch_event is
+  'An event as batch_events() gives it; retries and reason are null the first time.';
+comment on type messages.stream_report is 'One stream as messages.stream_info() reports it.';
+comment on type messages.subscription_report is
+  'One subscription as messages.subscription_info() reports it.';
+comment on type messages.batch_report is 'One batch as messages.batch_info() reports it.';
+
+create table messages.stream (
+  id bigint generated always as identity,
+  name text not null,
+  created_at timestamptz not null default clock_timestamp(),
+  segment bigint,
+  retention interval not null default interval '1 hour',
+  max_lag interval,
+  max_events bigint,
+  max_bytes integer not null default 1048576,
+  bell text not null default 'auto',
+  paused boolean not null default false,
+  durable boolean not null default true,
+  payload_type text,
+  payload_schema text,
+  constraint stream_name_pk primary key (name),
+  constraint stream_id_uq unique (id),
+  constraint stream_name_ck check (
+    octet_length(name) between 1 and 200
+    and name !~ '[:[:cntrl:]]'
+    and name = btrim(name)
+  ),
+  constraint stream_retention_ck check (retention >= interval '0'),
+  constraint stream_max_lag_ck check (max_lag > interval '0'),
+  constraint stream_max_events_ck check (max_events > 0),
+  constraint stream_max_bytes_ck check (max_bytes between 4096 and 268435456),
+  constraint stream_bell_ck check (bell in ('auto', 'always', 'off'))
+);
+
+comment on table messages.stream is
+  'Registry of streams; change it through the stream functions.';
+comment on column messages.stream.id is 'By which other tables know it.';
+comment on column messages.stream.name is
+  '1 to 200 bytes, without a colon, control characters or outer blanks.';
+comment on column messages.stream.created_at is 'When it was created.';
+comment on column messages.stream.segment is 'The segment that events are written to now.';
+comment on column messages.stream.retention is
+  'How long events are kept for replay after every subscriber has passed them, at least.';
+comment on column messages.stream.max_lag is
+  'How far behind a subscriber may be, in time, before it is skipped ahead; null: no bound.';
+comment on column messages.stream.max_events is
+  'How many events behind a subscriber may be before it is skipped ahead; null: no bound.';
+comment on column messages.stream.max_bytes is
+  'Most bytes of an event and its headers together, as JSON text.';
+comment on column messages.stream.bell is
+  'auto: publishing rings new_event, unless a busy subscriber attends; always; off: polling.';
+comment on column messages.stream.paused is 'Publishing into a paused stream is refused.';
+comment on column messages.stream.durable is 'Whether events survive a crash of the server.';
+comment on column messages.stream.payload_type is 'The type that each payload is a value of.';
+comment on column messages.stream.payload_schema is 'The JSON Schema for payloads, as text.';
+
+create table messages.segment (
+  id bigint generated always as identity,
+  stream bigint,
+  opened_at timestamptz,
+  closed_at timestamptz,
+  low bigint not null default 0,
+  durable boolean not null,
+  witnesses text[],
+  sealed pg_snapshot,
+  constraint segment_id_pk primary key (id)
+);
+
+create index segment_stream_idx on messages.segment (stream);
+
+comment on table messages.segment is
+  'The tables messages.event_<id>, each of one stream or, empty, of none; they are used again.';
+comment on column messages.segment.id is 'Of the table''s name.';
+comment on column messages.segment.stream is 'The stream whose events it holds; null: none.';
+comment on column messages.segment.opened_at is 'When publishers began to write to it.';
+comment on column messages.segment.durable is 'Whether it survives a crash of the server.';
+comment on column messages.segment.low is 'All events in it have larger ids.';
+comment on column messages.segment.closed_at is 'When publishers went on to the next one.';
+comment on column messages.segment.witnesses is
+  'Transactions that were open when it was closed, and may still write to it.';
+comment on column messages.segment.sealed is
+  'Taken when nobody could write to it any more: all of its events are visible in this snapshot.';
+
+create sequence messages.event_id_seq;
+
+-- The number of the transaction comes first: an id is taken after it, which the cut of a window
+-- relies on.
+create table messages.event (
+  xid xid8 not null default pg_current_xact_id(),
+  id bigint not null default nextval('messages.event_id_seq'),
+  segment bigint not null,
+  created_at timestamptz not null default clock_timestamp(),
+  type text,
+  key text,
+  message jsonb not null,
+  headers jsonb not null default '{}'
+) partition by list (segment);
+
+alter sequence messages.event_id_seq owned by messages.event.id;
+
+comment on table messages.event is
+  'Events, one row each however many subscribers; rows never change, segments are emptied whole.';
+comment on column messages.event.xid is 'The transaction that published it.';
+comment on column messages.event.id is 'The event; ids of a session rise.';
+comment on column messages.event.segment is 'The segment, and so the table, that it is in.';
+comment on column messages.event.type is 'What kind of event it is.';
+comment on column messages.event.key is 'What it is about.';
+
+create table messages.tick (
+  id bigint generated always as identity,
+  stream bigint not null,
+  created_at timestamptz not null default clock_timestamp(),
+  snapshot pg_snapshot not null,
+  low bigint not null,
+  high bigint not null,
+  is_asked boolean not null,
+  constraint tick_stream_id_pk primary key (stream, id)
+);
+
+create index tick_asked_idx on messages.tick (stream, id) where is_asked;
+
+comment on table messages.tick is 'Moments of a stream that subscribers can be set to.';
+comment on column messages.tick.id is 'Rises within the stream.';
+comment on column messages.tick.stream is 'The stream.';
+comment on column messages.tick.created_at is 'When that was.';
+comment on column messages.tick.snapshot is 'What was committed then.';
+comment on column messages.tick.low is
+  'Ids of transactions that were yet to begin then are larger.';
+comment on column messages.tick.high is 'Ids of what was committed then are not larger.';
+comment on column messages.tick.is_asked is 'Made by tick(), so that a batch ends here.';
+
+create table messages.subscription (
+  id bigint generated always as identity,
+  stream bigint not null,
+  name text not null,
+  created_at timestamptz not null default clock_timestamp(),
+  constraint subscription_stream_name_pk primary key (stream, name),
+  constraint subscription_id_uq unique (id),
+  constraint subscription_name_ck check (
+    octet_length(name) between 1 and 200
+    and name !~ '[:[:cntrl:]]'
+    and name = btrim(name)
+  )
+);
+
+comment on table messages.subscription is
+  'Who reads a stream. Rows do not change when batches go: they are what next_batch() locks.';
+comment on column messages.subscription.id is 'By which other tables know it.';
+comment on column messages.subscription.stream is 'The stream.';
+comment on column messages.subscription.name is 'The subscriber.';
+comment on column messages.subscription.created_at is 'When it subscribed.';
+
+-- Rows are only added: the newest tells where a subscription is, and where an old snapshot keeps
+-- dead rows alive, they are behind it.
+create table messages.batch (
+  id bigint generated always as identity,
+  subscription bigint not null,
+  previous bigint not null,
+  member text,
+  opened_at timestamptz not null default clock_timestamp(),
+  kind text not null default 'events',
+  seen pg_snapshot not null,
+  seen_low bigint not null,
+  upto pg_snapshot not null,
+  upto_low bigint not null,
+  upto_high bigint not null,
+  after_id bigint not null,
+  last_id bigint not null,
+  is_last boolean not null,
+  tick bigint not null,
+  constraint batch_id_pk primary key (id),
+  -- Else a transaction with an old snapshot could hand out a second batch from the same place.
+  constraint batch_subscription_previous_uq unique (subscription, previous),
+  constraint batch_kind_ck check (kind in ('events', 'retries', 'position'))
+) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000);
+
+create index batch_member_idx
+  on messages.batch (subscription, member, id) where member is not null;
+
+comment on table messages.batch is
+  'What was handed out to subscribers: events seen by `upto` and not by `seen`, cut by id.';
+comment on column messages.batch.id is 'What finish_batch() is given.';
+comment on column messages.batch.subscription is 'Whose it is.';
+comment on column messages.batch.member is
+  'Who of several holds it; null: the subscription is not shared.';
+comment on column messages.batch.opened_at is 'When it was handed out.';
+comment on column messages.batch.seen is 'What was handed out before.';
+comment on column messages.batch.upto is 'What is handed out with it, cut by id.';
+comment on column messages.batch.previous is 'The batch of the subscription before it.';
+comment on column messages.batch.kind is
+  'events; retries: those of event_retry with its id; position: none, the subscriber was set here.';
+comment on column messages.batch.seen_low is
+  'Ids of transactions that were yet to begin when `seen` was taken are larger.';
+comment on column messages.batch.upto_low is 'The same for `upto`.';
+comment on column messages.batch.upto_high is 'Ids of what `upto` sees are not larger.';
+comment on column messages.batch.after_id is 'Events up to this id were in batches before.';
+comment on column messages.batch.last_id is 'Events after this id are in batches to come.';
+comment on column messages.batch.is_last is 'Whether no more of the same two snapshots follows.';
+comment on column messages.batch.tick is 'The newest tick that there was when `upto` was taken.';
+
+create table messages.batch_end (
+  batch bigint not null,
+  ended_at timestamptz not null default clock_timestamp(),
+  is_finished boolean not null,
+  constraint batch_end_batch_pk primary key (batch)
+) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000);
+
+comment on table messages.batch_end is 'Batches that were finished, or given up by a seek.';
+comment on column messages.batch_end.batch is 'The batch.';
+comment on column messages.batch_end.ended_at is 'When that was.';
+comment on column messages.batch_end.is_finished is 'False: it was taken back.';
+
+create table messages.event_retry (
+  subscription bigint not null,
+  event_id bigint not null,
+  batch bigint,
+  due_at timestamptz,
+  retries integer not null,
+  reason text,
+  created_at timestamptz not null,
+  type text,
+  key text,
+  message jsonb not null,
+  headers jsonb not null,
+  constraint event_retry_subscription_event_id_pk primary key (subscription, event_id)
+);
+
+create index event_retry_due_at_idx
+  on messages.event_retry (subscription, due_at) where batch is null;
+create index event_retry_batch_idx on messages.event_retry (batch);
+
+comment on table messages.event_retry is
+  'Events that one subscriber sees once more, and those of its open batch that it has failed.';
+comment on column messages.event_retry.subscription is 'Who sees it once more.';
+comment on column messages.event_retry.event_id is 'The event.';
+comment on column messages.event_retry.created_at is 'When it was published.';
+comment on column messages.event_retry.type is 'As in the event.';
+comment on column messages.event_retry.key is 'As in the event.';
+comment on column messages.event_retry.message is 'As in the event.';
+comment on column messages.event_retry.headers is 'As in the event.';
+comment on column messages.event_retry.reason is 'Why, as retry_event() was told.';
+comment on column messages.event_retry.batch is 'The open batch that holds it; null: it waits.';
+comment on column messages.event_retry.due_at is 'Not handed out before; null: it has failed.';
+comment on column messages.event_retry.retries is 'How often it is handed out again.';

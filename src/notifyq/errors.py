@@ -27,6 +27,12 @@ NotifyqError
    ├─ QueueFullError         NQ010
    ├─ ScheduleNotFoundError  NQ017
    ├─ NothingOwnedError      NQ018
+   ├─ StreamNotFoundError    NQ020
+   ├─ SubscriptionNotFoundError  NQ021
+   ├─ BatchNotFoundError     NQ022
+   ├─ EventNotFoundError     NQ023
+   ├─ StreamPausedError      NQ024
+   ├─ StreamInUseError       NQ025
    ├─ OutdatedSchemaError    NQ901
    ├─ IncompleteInstallError NQ902
    ├─ RestoredDatabaseError  NQ903
@@ -195,6 +201,42 @@ class NothingOwnedError(DatabaseError):
     """This session owns no message, and has not waited for one."""
 
     sqlstate = "NQ018"
+
+
+class StreamNotFoundError(DatabaseError):
+    """There is no stream of this name."""
+
+    sqlstate = "NQ020"
+
+
+class SubscriptionNotFoundError(DatabaseError):
+    """The stream has no subscriber of this name."""
+
+    sqlstate = "NQ021"
+
+
+class BatchNotFoundError(DatabaseError):
+    """There is no batch with this id, or it is finished."""
+
+    sqlstate = "NQ022"
+
+
+class EventNotFoundError(DatabaseError):
+    """The event is none of the batch."""
+
+    sqlstate = "NQ023"
+
+
+class StreamPausedError(DatabaseError):
+    """Nothing can be published into the stream until it is resumed."""
+
+    sqlstate = "NQ024"
+
+
+class StreamInUseError(DatabaseError):
+    """The stream has subscribers, so it is not dropped unless by force."""
+
+    sqlstate = "NQ025"
 
 
 class OutdatedSchemaError(DatabaseError):

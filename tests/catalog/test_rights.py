@@ -56,6 +56,18 @@ WORK = [
     "select messages.fire_schedules()",
     "select messages.next_schedule()",
     "select messages.maintain()",
+    "select messages.subscribe('orders', 'w')",
+    "select messages.next_batch('orders', 'r')",
+    "select messages.batch_events(messages.next_batch('orders', 'r'))",
+    "select messages.retry_batch(messages.next_batch('orders', 'r'))",
+    "select messages.finish_batch(messages.next_batch('orders', 'r'))",
+    "select messages.retry_event(b, (messages.batch_events(b)).id) "
+    "from messages.next_batch('orders', 'r') as b",
+    "select messages.fail_event(b, (messages.batch_events(b)).id) "
+    "from messages.next_batch('orders', 'r') as b",
+    "select messages.tick()",
+    "select messages.attend_stream('orders', false)",
+    "select messages.unattend_streams('{}')",
 ]
 AWAIT = ["select messages.await_result(1)"]
 RESULT = ["select messages.result(1)"]
@@ -81,6 +93,14 @@ READ_TABLES = [
     "select * from messages.dedup",
     "select * from messages.dependency",
     "select * from messages.owner_session",
+    "select * from messages.stream",
+    "select * from messages.segment",
+    "select * from messages.event",
+    "select * from messages.tick",
+    "select * from messages.subscription",
+    "select * from messages.batch",
+    "select * from messages.batch_end",
+    "select * from messages.event_retry",
 ]
 READ = [
     "select messages.message_list()",
@@ -103,6 +123,9 @@ INFO = [
     "select messages.dependencies(1)",
     "select messages.diagnose()",
     "select messages.attempts(1)",
+    "select messages.stream_info()",
+    "select messages.subscription_info()",
+    "select (messages.batch_info(null::bigint)).batch where false",
 ]
 ADMIN = [
     "select messages.create_queue('q')",
@@ -125,6 +148,13 @@ ADMIN = [
     "select messages.run_schedule('nightly')",
     "select messages.unschedule('nightly')",
     "select messages.drop_queue('default', true)",
+    "select messages.create_stream('s')",
+    "select messages.alter_stream('orders')",
+    "select messages.pause_stream('orders')",
+    "select messages.resume_stream('orders')",
+    "select messages.seek('orders', 'r', 'now')",
+    "select messages.unsubscribe('orders', 'r')",
+    "select messages.drop_stream('orders', true)",
 ]
 NOBODY = [
     "insert into messages.message (message, lock_token) values ('1', 5)",
@@ -161,6 +191,9 @@ NOBODY = [
     "create table messages.t ()",
     "drop table messages.message",
     "alter table messages.message disable trigger published",
+    "insert into messages.event (segment, message) values (1, '1')",
+    "delete from messages.batch",
+    "select messages._publish_event('orders', '1', null, null, null)",
     "select messages._archive(array[1], array[0], array['success']::messages.message_status[])",
     "select messages._notify('new_message', 'default', '1')",
     "select messages._drop_partitions()",
@@ -206,6 +239,9 @@ async def test_a_role_may_do_its_own_and_nothing_else(
 ) -> None:
     await publish(connection, 1)
     await connection.execute("select messages.schedule('nightly', '@daily', 'default')")
+    await connection.execute("select messages.create_stream('orders')")
+    await connection.execute("select messages.subscribe('orders', 'r')")
+    await connection.execute("select messages.publish('orders', '1')")
     await guest.execute(f"set role {role}")
     allowed = [statement for statement in ALL if not await is_denied(guest, statement)]
     assert allowed == [statement for statement in ALL if statement in RIGHTS[role]]

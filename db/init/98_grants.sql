@@ -169,5 +169,34 @@ begin
     messages.disable_schedule(text),
     messages.run_schedule(text)
     to notifyq_admin;
+
+  grant execute on function
+    messages.subscribe(text, text, text),
+    messages.next_batch(text, text, integer, text, interval),
+    messages.batch_events(bigint),
+    messages.retry_event(bigint, bigint, interval, text),
+    messages.retry_batch(bigint, interval, text),
+    messages.fail_event(bigint, bigint, text),
+    messages.finish_batch(bigint),
+    messages.tick(text),
+    messages.attend_stream(text, boolean),
+    messages.unattend_streams(text[])
+    to notifyq_worker, notifyq_admin;
+  grant execute on function
+    messages.stream_info(text),
+    messages.subscription_info(text, text),
+    messages.batch_info(bigint)
+    to notifyq_worker, notifyq_reader, notifyq_admin;
+  grant execute on function
+    messages.create_stream(
+      text, regtype, jsonb, boolean, interval, interval, bigint, text, integer
+    ),
+    messages.alter_stream(text, regtype, jsonb, interval, interval, bigint, text, integer),
+    messages.drop_stream(text, boolean),
+    messages.pause_stream(text),
+    messages.resume_stream(text),
+    messages.unsubscribe(text, text),
+    messages.seek(text, text, text)
+    to notifyq_admin;
 end;
 $$;

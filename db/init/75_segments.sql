@@ -1,0 +1,204 @@
+-- Segments: the tables that events are written to, in turn, and emptied when all have passed them.
+--
+-- A segment is closed, then sealed once nobody can write to it any more, then emptied as a whole
+-- when each subscription has seen all that its seal sees. So nothing bloats, and readers look into
+-- no segment that is behind them. TRUNCATE and rotation as in PgQ (M. Kreen, Skype, 2007).
+--
+-- owns:    the tables messages.event_<id>
+-- writes:  messages.segment, messages.stream
+-- calls:   messages._event_table
+-- raises:  nothing; a table that is in use is left to the next run
+
+-- What is committed now. A snapshot leaves out the transaction that takes it, and counts it as over
+-- if a later one has ended: what it publishes after that would be seen by nobody.
+create or replace function messages._present()
+  returns pg_snapshot
+  language plpgsql
+  volatile
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_snapshot pg_snapshot := pg_current_snapshot();
+  v_own xid8 := pg_current_xact_id_if_assigned();
+begin
+  if v_own is null or v_own >= pg_snapshot_xmax(v_snapshot) then
+    return v_snapshot;
+  end if;
+  return concat(
+    least(v_own::text::bigint, pg_snapshot_xmin(v_snapshot)::text::bigint), ':',
+    pg_snapshot_xmax(v_snapshot), ':', (
+      select string_agg(x.xid::text, ',' order by x.xid)
+      from (select pg_snapshot_xip(v_snapshot) union select v_own) as x (xid)
+    )
+  )::pg_snapshot;
+end;
+$$;
+
+-- How many transactions are over in a snapshot. Of two snapshots of one server the later one sees
+-- all that the earlier one does, so this number tells which is which.
+create or replace function messages._passed(snapshot pg_snapshot)
+  returns bigint
+  language sql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select pg_snapshot_xmax(snapshot)::text::bigint
+    - (select count(*) from pg_snapshot_xip(snapshot));
+$$;
+
+create or replace function messages._last_event_id()
+  returns bigint
+  language sql
+  volatile
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select case when s.is_called then s.last_value else 0 end from messages.event_id_seq as s;
+$$;
+
+-- Publishers write to this one from now on.
+create or replace function messages._open_segment(stream messages.stream)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_id bigint;
+  v_table text;
+  v_key text;
+  v_index text;
+begin
+  select s.id into v_id
+  from messages.segment as s
+  where s.stream is null
+    and s.durable = _open_segment.stream.durable
+    and s.closed_at is null
+  order by s.id
+  limit 1
+  for update skip locked;
+  if not found then
+    insert into messages.segment (durable)
+    values (_open_segment.stream.durable)
+    returning id into v_id;
+    v_table := messages._event_table(v_id);
+    -- Attached, not created in place, which would lock out all publishers of all streams.
+    execute format('create table messages.%I (like messages.event including defaults)', v_table);
+    if not _open_segment.stream.durable then
+      execute format('alter table messages.%I set unlogged', v_table);
+    end if;
+    v_key := v_table || '_id_pk';
+    v_index := v_table || '_xid_id_idx';
+    execute format('alter table messages.%I add constraint %I primary key (id)', v_table, v_key);
+    execute format('create index %I on messages.%I (xid, id)', v_index, v_table);
+    execute format(
+      'alter table messages.event attach partition messages.%I for values in (%L)', v_table, v_id
+    );
+  end if;
+  update messages.segment as s
+  set closed_at = clock_timestamp()
+  where s.id = _open_segment.stream.segment;
+  update messages.segment as s
+  set stream = _open_segment.stream.id, opened_at = clock_timestamp(),
+    low = messages._last_event_id(), closed_at = null, witnesses = null, sealed = null
+  where s.id = v_id;
+  update messages.stream as s set segment = v_id where s.id = _open_segment.stream.id;
+end;
+$$;
+
+-- A new segment where the present one is old or large. Its least size grows with what is kept, so
+-- that a subscriber who is stuck for weeks leaves dozens of segments, and not thousands.
+create or replace function messages._rotate(stream messages.stream)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_segment messages.segment;
+  v_bytes bigint;
+  v_kept bigint;
+  v_age interval;
+begin
+  select s.* into v_segment from messages.segment as s where s.id = _rotate.stream.segment;
+  v_bytes := pg_relation_size(to_regclass('messages.' || messages._event_table(v_segment.id)));
+  if v_bytes = 0 then
+    return false;
+  end if;
+  select sum(pg_relation_size(to_regclass('messages.' || messages._event_table(s.id)))),
+    clock_timestamp() - min(s.opened_at)
+  into v_kept, v_age
+  from messages.segment as s
+  where s.stream = _rotate.stream.id;
+  if v_bytes < greatest(67108864, v_kept / 16)
+    and clock_timestamp() - v_segment.opened_at
+      < greatest(_rotate.stream.retention / 2, interval '10 minutes', v_age / 16)
+  then
+    return false;
+  end if;
+  perform messages._open_segment(stream);
+  return true;
+end;
+$$;
+
+-- A publisher reads which segment is the present one before it writes: who was at work when it was
+-- closed may still write to it, and is known by its virtual transaction.
+create or replace function messages._seal(segment messages.segment)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_table text := messages._event_table(segment.id);
+  v_open text[] := array(
+    select l.virtualxid
+    from pg_locks as l
+    join pg_stat_activity as a on a.pid = l.pid and a.datname = current_database()
+    where l.locktype = 'virtualxid'
+      and l.virtualtransaction = l.virtualxid
+      and l.pid <> pg_backend_pid()
+  );
+begin
+  if segment.witnesses is null then
+    update messages.segment as s set witnesses = v_open where s.id = segment.id;
+    return false;
+  end if;
+  if segment.witnesses && v_open then
+    return false;
+  end if;
+  -- Refused while somebody has written to it and is not over, prepared ones included.
+  execute format('lock table messages.%I in share mode nowait', v_table);
+  update messages.segment as s
+  set sealed = messages._present(), witnesses = null
+  where s.id = segment.id;
+  return true;
+exception
+  when lock_not_available then
+    return false;
+end;
+$$;
+
+-- Empty a segment that all have passed, or whose stream is gone, and have it used again.
+create or replace function messages._free(segment messages.segment)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_table text := messages._event_table(segment.id);
+begin
+  execute format('lock table messages.%I in access exclusive mode nowait', v_table);
+  execute format('truncate table messages.%I', v_table);
+  update messages.segment as s
+  set stream = null, opened_at = null, closed_at = null, witnesses = null, sealed = null
+  where s.id = segment.id;
+  return true;
+exception
+  when lock_not_available then
+    return false;
+end;
+$$;

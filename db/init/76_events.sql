@@ -1,0 +1,204 @@
+-- Events: publish into a stream, and when that rings.
+--
+-- owns:    nothing
+-- writes:  messages.event; notifies new_event
+-- calls:   messages._stream, messages._check_access, messages._invalid, messages._attend
+-- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ008 too large, NQ020 stream not
+--          found, NQ024 stream paused
+
+create or replace function messages._stream_key(stream text)
+  returns bigint
+  language plpgsql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return hashtextextended(stream, 7305427005);
+end;
+$$;
+
+create or replace function messages._ring_stream(stream messages.stream)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  -- A full notification queue fails the commit, where nothing can catch it.
+  if stream.bell <> 'off' and pg_notification_queue_usage() < 0.5 then
+    perform pg_notify('new_event', stream.name);
+  end if;
+end;
+$$;
+
+-- Options that only a message can have, in a call of publish() for a stream.
+create or replace function messages._check_plain(
+  priority integer,
+  is_later boolean,
+  is_bound boolean,
+  max_attempts integer
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if priority <> 0 or is_later or is_bound or max_attempts is not null then
+    perform messages._invalid(
+      'an event of a stream has no priority, delay, dedup_key, after or max_attempts',
+      'give type, headers and key only, or publish into a queue'
+    );
+  end if;
+end;
+$$;
+
+create or replace function messages._check_events(
+  stream messages.stream,
+  payloads jsonb[],
+  headers jsonb
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_bytes integer;
+begin
+  if stream.paused and current_setting('session_replication_role') <> 'replica' then
+    raise exception using
+      errcode = 'NQ024',
+      message = format('publishing into stream %L is paused', stream.name),
+      hint = format('an admin can allow it again: select messages.resume_stream(%L)', stream.name);
+  end if;
+  if exists (select from messages.queue_grant) then
+    perform messages._check_access(stream.name, 'publish into');
+  end if;
+  if jsonb_typeof(headers) <> 'object' then
+    perform messages._invalid(
+      format('headers must be a JSON object, not %s', left(headers::text, 100))
+    );
+  end if;
+  v_bytes := (
+    select max(octet_length(concat(p.payload, headers))) from unnest(payloads) as p (payload)
+  );
+  if v_bytes > stream.max_bytes then
+    raise exception using
+      errcode = 'NQ008',
+      message = format(
+        'an event has %s bytes with its headers, and stream %L takes %s', v_bytes, stream.name,
+        stream.max_bytes
+      ),
+      hint = 'raise max_bytes of the stream, or publish a reference to what is large';
+  end if;
+end;
+$$;
+
+-- One event for each payload, in their order. The key is asked for after the rows are written: by
+-- then the transaction has its number, and whoever stops attending waits for its end.
+create or replace function messages._publish_events(
+  name text,
+  payloads jsonb[],
+  keys text[],
+  type text,
+  headers jsonb
+)
+  returns bigint[]
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_stream messages.stream := messages._stream(name);
+  v_ids bigint[];
+begin
+  perform messages._check_events(v_stream, payloads, headers);
+  with published as (
+    insert into messages.event (segment, type, key, message, headers)
+    select v_stream.segment, _publish_events.type, p.key, p.payload, coalesce(headers, '{}')
+    from unnest(payloads, keys) with ordinality as p (payload, key, position)
+    order by p.position
+    returning id
+  )
+  select array_agg(p.id) into v_ids from published as p;
+  if v_stream.bell = 'always'
+    or pg_try_advisory_xact_lock_shared(messages._stream_key(v_stream.name))
+  then
+    perform messages._ring_stream(v_stream);
+  end if;
+  return v_ids;
+end;
+$$;
+
+-- As above, for one: what a single publish costs is what most publishers pay.
+create or replace function messages._publish_event(
+  name text,
+  payload jsonb,
+  key text,
+  type text,
+  headers jsonb
+)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_stream messages.stream;
+  v_id bigint;
+begin
+  select s.* into v_stream from messages.stream as s where s.name = _publish_event.name;
+  perform messages._check_events(v_stream, array[payload], headers);
+  insert into messages.event (segment, type, key, message, headers)
+  values (
+    v_stream.segment, _publish_event.type, _publish_event.key, payload, coalesce(headers, '{}')
+  )
+  returning id into v_id;
+  if v_stream.bell = 'always'
+    or pg_try_advisory_xact_lock_shared(messages._stream_key(v_stream.name))
+  then
+    perform messages._ring_stream(v_stream);
+  end if;
+  return v_id;
+end;
+$$;
+
+create or replace function messages.attend_stream(stream text, eager boolean default true)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_stream messages.stream := messages._stream(stream);
+begin
+  perform messages._check_access(v_stream.name, 'consume from');
+  if v_stream.bell <> 'auto' then
+    return false;
+  end if;
+  return messages._attend(messages._stream_key(v_stream.name), eager);
+end;
+$$;
+comment on function messages.attend_stream(text, boolean) is
+  'Promise that this session asks for batches of the stream every few milliseconds: publishers '
+  'stop ringing until unattend_streams() or the end of the session, and each batch that it opens '
+  'rings for the other subscribers. Answers as attend() does. Raises NQ020 for an unknown stream.';
+
+create or replace function messages.unattend_streams(streams text[])
+  returns xid8
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform pg_advisory_unlock(messages._stream_key(u.name)) from unnest(streams) as u (name);
+  return pg_current_xact_id();
+end;
+$$;
+comment on function messages.unattend_streams(text[]) is
+  'Take back the promise of attend_stream(), in a transaction of its own. Once settled() says true '
+  'of the number returned, one more look finds whatever was published silently.';

@@ -1,0 +1,192 @@
+-- Batches: the next part of a stream for a subscriber.
+--
+-- owns:    nothing
+-- writes:  messages.batch
+-- calls:   messages._stream, messages._check_access, messages._moment, messages._passed,
+--          messages._has_main, messages._has_late, messages._ahead
+-- raises:  NQ020 stream not found, NQ021 subscription not found, NQ022 batch not open
+
+create or replace function messages._subscription(stream text, subscriber text)
+  returns messages.subscription
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_stream messages.stream := messages._stream(stream);
+  v_subscription messages.subscription;
+begin
+  if exists (select from messages.queue_grant) then
+    perform messages._check_access(v_stream.name, 'consume from');
+  end if;
+  select u.* into v_subscription
+  from messages.subscription as u
+  where u.stream = v_stream.id
+    and u.name = _subscription.subscriber;
+  if not found then
+    raise exception using
+      errcode = 'NQ021',
+      message = format('%L does not subscribe to stream %L', subscriber, stream),
+      hint = format('select messages.subscribe(%L, %L)', stream, subscriber);
+  end if;
+  return v_subscription;
+end;
+$$;
+
+create or replace function messages._is_open(batch messages.batch)
+  returns boolean
+  language sql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select batch.kind <> 'position'
+    and not exists (select from messages.batch_end as e where e.batch = batch.id);
+$$;
+
+create or replace function messages._batch(id bigint)
+  returns messages.batch
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_batch messages.batch;
+begin
+  select b.* into v_batch
+  from messages.batch as b
+  where b.id = _batch.id
+    and b.kind <> 'position';
+  if not found then
+    raise exception using
+      errcode = 'NQ022',
+      message = format('there is no batch %s', id),
+      hint = 'ask next_batch() for the one that is open';
+  end if;
+  if exists (select from messages.queue_grant) then
+    perform messages._check_access(s.name, 'consume from')
+    from messages.subscription as u
+    join messages.stream as s on s.id = u.stream
+    where u.id = v_batch.subscription;
+  end if;
+  return v_batch;
+end;
+$$;
+
+create or replace function messages._open_batch(id bigint)
+  returns messages.batch
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_batch messages.batch := messages._batch(id);
+begin
+  if not messages._is_open(v_batch) then
+    raise exception using
+      errcode = 'NQ022',
+      message = format('batch %s is finished', id),
+      hint = 'ask next_batch() for the one that is open';
+  end if;
+  return v_batch;
+end;
+$$;
+
+-- The events that follow the last batch: the rest of its window, else those of a new window, which
+-- ends at the next tick that was asked for, or now. Null: there are none.
+create or replace function messages._next_events(last messages.batch, quantity integer)
+  returns messages.batch
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_next messages.batch := last;
+  v_stream bigint := (
+    select u.stream from messages.subscription as u where u.id = last.subscription
+  );
+  v_tick messages.tick;
+  v_there bigint;
+  v_last bigint;
+begin
+  v_next.kind := 'events';
+  v_next.last_id := v_next.upto_high;
+  if not last.is_last then
+    v_next.after_id := last.last_id;
+    select a.there, a.last_id into v_there, v_last from messages._ahead(v_next, quantity) as a;
+  end if;
+  if last.is_last or v_there = 0 then
+    v_next.seen := last.upto;
+    v_next.seen_low := last.upto_low;
+    v_next.after_id := 0;
+    select t.* into v_tick
+    from messages.tick as t
+    where t.stream = v_stream
+      and t.is_asked
+      and t.id > last.tick
+      and messages._passed(t.snapshot) > messages._passed(last.upto)
+    order by t.id
+    limit 1;
+    if found then
+      v_next.upto := v_tick.snapshot;
+      v_next.upto_low := v_tick.low;
+      v_next.upto_high := v_tick.high;
+      v_next.tick := v_tick.id;
+    else
+      v_next.tick := coalesce(
+        (select max(t.id) from messages.tick as t where t.stream = v_stream), 0
+      );
+      select m.low, m.snapshot, m.high
+      into v_next.upto_low, v_next.upto, v_next.upto_high
+      from messages._moment(last.upto_low) as m;
+    end if;
+    v_next.last_id := v_next.upto_high;
+    v_next.is_last := true;
+    if messages._has_late(v_next) then
+      select a.there, a.last_id into v_there, v_last from messages._ahead(v_next, quantity) as a;
+    elsif messages._has_main(v_next) then
+      -- So few ids were given meanwhile that they need not be counted.
+      v_there := v_next.upto_high - v_next.seen_low;
+      if v_there > quantity then
+        select a.there, a.last_id into v_there, v_last from messages._ahead(v_next, quantity) as a;
+      end if;
+    elsif v_tick.id is null then
+      return null;
+    end if;
+  end if;
+  v_next.is_last := v_there is null or v_there < quantity or v_last is null;
+  if not v_next.is_last then
+    v_next.last_id := v_last;
+  end if;
+  return v_next;
+end;
+$$;
+
+create or replace function messages._add_batch(batch messages.batch, last bigint, member text)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_id bigint;
+begin
+  insert into messages.batch (
+    subscription, previous, member, kind, seen, seen_low, upto, upto_low, upto_high, after_id,
+    last_id, is_last, tick
+  )
+  values (
+    _add_batch.batch.subscription, _add_batch.last, _add_batch.member, _add_batch.batch.kind,
+    _add_batch.batch.seen, _add_batch.batch.seen_low, _add_batch.batch.upto,
+    _add_batch.batch.upto_low, _add_batch.batch.upto_high, _add_batch.batch.after_id,
+    _add_batch.batch.last_id, _add_batch.batch.is_last, _add_batch.batch.tick
+  )
+  returning id into v_id;
+  return v_id;
+end;
+$$;

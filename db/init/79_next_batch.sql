@@ -1,0 +1,177 @@
+-- Next batch: hand out batches, to one reader or to several members, and end them.
+--
+-- owns:    nothing
+-- writes:  messages.batch, messages.batch_end, messages.event_retry; notifies new_event
+-- calls:   messages._subscription, messages._check_quantity, messages._check_positive,
+--          messages._check_position, messages._is_open, messages._next_events,
+--          messages._add_batch, messages._ring_stream, messages._stream, messages._stream_key,
+--          messages._batch
+-- raises:  NQ003 invalid argument, NQ020 stream not found, NQ021 subscription not found, NQ022
+--          batch not found, NQ903 not adopted
+
+-- The batch that a member has open; an other's that was held for longer than takeover becomes its.
+create or replace function messages._held_batch(
+  subscription bigint,
+  member text,
+  takeover interval
+)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_sort = off
+as $$
+declare
+  v_batch messages.batch;
+begin
+  select b.* into v_batch
+  from messages.batch as b
+  where b.subscription = _held_batch.subscription
+    and b.member = _held_batch.member
+  order by b.id desc
+  limit 1;
+  if found and messages._is_open(v_batch) then
+    return v_batch.id;
+  end if;
+  select b.* into v_batch
+  from messages.batch as b
+  where b.subscription = _held_batch.subscription
+    and b.opened_at < clock_timestamp() - _held_batch.takeover
+    and b.kind <> 'position'
+    and not exists (select from messages.batch_end as e where e.batch = b.id)
+  order by b.previous
+  limit 1;
+  update messages.batch as b
+  set member = _held_batch.member, opened_at = clock_timestamp()
+  where b.id = v_batch.id;
+  return v_batch.id;
+end;
+$$;
+
+-- What is to be seen once more, in a batch of its own that goes first. Null: nothing is due.
+create or replace function messages._retry_batch(last messages.batch, quantity integer, member text)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_due bigint[] := array(
+    select r.event_id
+    from messages.event_retry as r
+    where r.subscription = last.subscription
+      and r.batch is null
+      and r.due_at <= clock_timestamp()
+    order by r.due_at, r.event_id
+    limit quantity
+  );
+  v_batch messages.batch := last;
+  v_id bigint;
+begin
+  if v_due = '{}' then
+    return null;
+  end if;
+  v_batch.kind := 'retries';
+  v_id := messages._add_batch(v_batch, last.id, member);
+  update messages.event_retry as r
+  set batch = v_id
+  where r.subscription = last.subscription
+    and r.event_id = any (v_due);
+  return v_id;
+end;
+$$;
+
+create or replace function messages.next_batch(
+  stream text,
+  subscriber text,
+  quantity integer default 10000,
+  member text default null,
+  takeover interval default null
+)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_subscription messages.subscription := messages._subscription(stream, subscriber);
+  v_last messages.batch;
+  v_next messages.batch;
+  v_id bigint;
+begin
+  perform messages._check_quantity(next_batch.quantity, 1000000);
+  perform messages._check_positive('takeover', next_batch.takeover);
+  -- One at a time; whoever comes second is given the batch that the first was given.
+  perform from messages.subscription as u where u.id = v_subscription.id for no key update;
+  if not found then
+    v_subscription := messages._subscription(stream, subscriber);
+  end if;
+  select b.* into v_last
+  from messages.batch as b
+  where b.subscription = v_subscription.id
+  order by b.previous desc
+  limit 1;
+  perform messages._check_position(v_last.upto);
+  if next_batch.member is not null then
+    v_id := messages._held_batch(v_subscription.id, next_batch.member, next_batch.takeover);
+  elsif messages._is_open(v_last) then
+    v_id := v_last.id;
+  end if;
+  v_id := coalesce(
+    v_id, messages._retry_batch(v_last, next_batch.quantity, next_batch.member)
+  );
+  if v_id is not null then
+    return v_id;
+  end if;
+  v_next := messages._next_events(v_last, next_batch.quantity);
+  if v_next.id is null then
+    return null;
+  end if;
+  -- Where publishers are silent because this subscriber or another one attends, the others are to
+  -- hear of it now.
+  if v_next.after_id = 0
+    and exists (
+      select from messages.subscription as u
+      where u.stream = v_subscription.stream and u.id <> v_subscription.id
+    )
+    and not pg_try_advisory_xact_lock_shared(messages._stream_key(stream))
+  then
+    perform messages._ring_stream(messages._stream(stream));
+  end if;
+  return messages._add_batch(v_next, v_last.id, next_batch.member);
+end;
+$$;
+comment on function messages.next_batch(text, text, integer, text, interval) is
+  'The batch that the subscriber is to work on, or null where nothing is there: the same in every '
+  'session until finish_batch(). It has at most quantity (up to 1000000) events, and none only '
+  'where it ends at a tick() before which nothing was published. Events to be seen again come in a '
+  'batch of their own. With member several sessions share the subscription: each has a batch of '
+  'its own, and one that another member has held for longer than takeover passes to this one. '
+  'Raises NQ020 and NQ021 for an unknown stream and subscriber, NQ903 in a database that was '
+  'restored and not adopted.';
+
+create or replace function messages.finish_batch(batch bigint)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_batch messages.batch := messages._batch(finish_batch.batch);
+begin
+  insert into messages.batch_end (batch, is_finished)
+  values (v_batch.id, true)
+  on conflict on constraint batch_end_batch_pk do nothing;
+  if not found then
+    raise warning 'batch % was finished before', v_batch.id;
+    return false;
+  end if;
+  delete from messages.event_retry as r where r.batch = v_batch.id;
+  return true;
+end;
+$$;
+comment on function messages.finish_batch(bigint) is
+  'Say that a batch is done: the next one is handed out from then on. What is written in the same '
+  'transaction is written exactly once. False, with a warning: it was finished before, or taken '
+  'back by seek(). Raises NQ022 for an unknown batch.';

@@ -1,0 +1,161 @@
+-- Settle: say what became of an event of a batch.
+--
+-- owns:    nothing
+-- writes:  messages.event_retry
+-- calls:   messages._open_batch, messages._events, messages.batch_events, messages._archive_event,
+--          messages._invalid
+-- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ022 batch not open, NQ023 event
+--          not in the batch
+
+create or replace function messages._event_of(batch messages.batch, event bigint)
+  returns messages.batch_event
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_event messages.batch_event;
+  v_of messages.batch := batch;
+begin
+  if v_of.kind = 'retries' then
+    v_of.after_id := event - 1;
+    v_of.last_id := event;
+  else
+    v_of.after_id := greatest(v_of.after_id, event - 1);
+    v_of.last_id := least(v_of.last_id, event);
+  end if;
+  select e.* into v_event from messages._events(v_of) as e;
+  if not found then
+    raise exception using
+      errcode = 'NQ023',
+      message = format('event %s is not in batch %s', event, batch.id),
+      hint = 'batch_events() gives those that are';
+  end if;
+  return v_event;
+end;
+$$;
+
+create or replace function messages._has_outcome(batch messages.batch, event bigint)
+  returns boolean
+  language sql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select exists (
+    select from messages.event_retry as r
+    where r.subscription = batch.subscription
+      and r.event_id = event
+      and (r.batch is distinct from batch.id or r.due_at is null)
+  );
+$$;
+
+create or replace function messages.retry_event(
+  batch bigint,
+  event bigint,
+  delay interval default interval '0',
+  reason text default null
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_batch messages.batch := messages._open_batch(batch);
+  v_event messages.batch_event;
+begin
+  if retry_event.delay < interval '0' then
+    perform messages._invalid(format('delay must not be negative: %s', retry_event.delay));
+  end if;
+  if messages._has_outcome(v_batch, retry_event.event) then
+    return false;
+  end if;
+  v_event := messages._event_of(v_batch, retry_event.event);
+  insert into messages.event_retry as r (
+    subscription, event_id, due_at, retries, reason, created_at, type, key, message, headers
+  )
+  values (
+    v_batch.subscription, v_event.id,
+    clock_timestamp() + coalesce(retry_event.delay, interval '0'), 1, retry_event.reason,
+    v_event.created_at, v_event.type, v_event.key, v_event.message, v_event.headers
+  )
+  on conflict on constraint event_retry_subscription_event_id_pk do update
+  set batch = null, due_at = excluded.due_at, retries = r.retries + 1, reason = excluded.reason
+  where r.batch = v_batch.id
+    and r.due_at is not null;
+  return found;
+end;
+$$;
+comment on function messages.retry_event(bigint, bigint, interval, text) is
+  'Have an event of an open batch delivered once more to this subscriber alone, after delay, with '
+  'the same id and time, and with retries raised. False: it has an outcome already. Raises NQ022 '
+  'for a batch that is not open, and NQ023 for an event that is not in it.';
+
+create or replace function messages.retry_batch(
+  batch bigint,
+  delay interval default interval '0',
+  reason text default null
+)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return (
+    select count(*)
+    from messages.batch_events(retry_batch.batch) as e
+    where messages.retry_event(retry_batch.batch, e.id, retry_batch.delay, retry_batch.reason)
+  );
+end;
+$$;
+comment on function messages.retry_batch(bigint, interval, text) is
+  'retry_event() for each event of an open batch that has no outcome yet; returns how many.';
+
+create or replace function messages.fail_event(
+  batch bigint,
+  event bigint,
+  reason text default null
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_batch messages.batch := messages._open_batch(batch);
+  v_event messages.batch_event;
+begin
+  if messages._has_outcome(v_batch, fail_event.event) then
+    return false;
+  end if;
+  v_event := messages._event_of(v_batch, fail_event.event);
+  insert into messages.event_retry as r (
+    subscription, event_id, batch, retries, reason, created_at, type, key, message, headers
+  )
+  values (
+    v_batch.subscription, v_event.id, v_batch.id, 0, fail_event.reason, v_event.created_at,
+    v_event.type, v_event.key, v_event.message, v_event.headers
+  )
+  on conflict on constraint event_retry_subscription_event_id_pk do update
+  set due_at = null
+  where r.batch = v_batch.id
+    and r.due_at is not null;
+  if not found then
+    return false;
+  end if;
+  perform messages._archive_event(
+    s.name, u.name, v_event.id, v_event.created_at, v_event.type, v_event.key, v_event.message,
+    v_event.headers, coalesce(v_event.retries, 0) + 1, fail_event.reason
+  )
+  from messages.subscription as u
+  join messages.stream as s on s.id = u.stream
+  where u.id = v_batch.subscription;
+  return true;
+end;
+$$;
+comment on function messages.fail_event(bigint, bigint, text) is
+  'Archive an event of an open batch as failed for this subscriber, with the reason: it is a dead '
+  'message from then on, see dead_list(). False: it has an outcome already. Raises NQ022 for a '
+  'batch that is not open, and NQ023 for an event that is not in it.';

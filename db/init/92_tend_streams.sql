@@ -1,0 +1,191 @@
+-- Tend streams: ticks, bells and segments, which maintain() sees to.
+--
+-- owns:    nothing
+-- writes:  messages.tick, messages.segment, messages.batch, messages.batch_end; notifies new_event
+-- calls:   messages._cut_tick, messages._passed, messages._rotate, messages._seal, messages._free,
+--          messages._ring_stream, messages._event_table
+-- raises:  nothing
+
+-- How far a subscription has come for good: whatever passed before is needed by it no more.
+create or replace function messages._floor(subscription bigint)
+  returns bigint
+  language sql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select min(
+    messages._passed(
+      case when b.kind = 'position' or (b.is_last and e.batch is not null) then b.upto
+      else b.seen end
+    )
+  )
+  from messages.batch as b
+  left join messages.batch_end as e on e.batch = b.id
+  where b.subscription = _floor.subscription
+    and (
+      (b.kind <> 'position' and e.batch is null)
+      or b.previous = (
+        select max(l.previous) from messages.batch as l where l.subscription = _floor.subscription
+      )
+    );
+$$;
+
+-- Batches that ended a while ago: whoever finishes one twice is told so until then.
+create or replace function messages._forget_batches(subscription bigint, quantity integer)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_old bigint[] := array(
+    select b.id
+    from messages.batch as b
+    left join messages.batch_end as e on e.batch = b.id
+    where b.subscription = _forget_batches.subscription
+      and b.previous < (
+        select max(l.previous)
+        from messages.batch as l where l.subscription = _forget_batches.subscription
+      )
+      and (b.kind = 'position' or e.ended_at < clock_timestamp() - interval '10 seconds')
+    order by b.previous
+    limit quantity
+  );
+begin
+  delete from messages.batch as b where b.id = any (v_old);
+  delete from messages.batch_end as e where e.batch = any (v_old);
+end;
+$$;
+
+create or replace function messages._forget_ticks(stream bigint, quantity integer)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  delete from messages.tick as t
+  where t.stream = _forget_ticks.stream
+    and t.id = any (array(
+      select o.id
+      from messages.tick as o
+      where o.stream = _forget_ticks.stream
+        and o.created_at < (
+          select min(s.opened_at) from messages.segment as s where s.stream = _forget_ticks.stream
+        )
+        and o.id < (
+          select max(l.id) from messages.tick as l where l.stream = _forget_ticks.stream
+        )
+      order by o.id
+      limit quantity
+    ));
+end;
+$$;
+
+-- A tick a second at most, and a bell for those who have something to read.
+create or replace function messages._tick_idle(stream messages.stream)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+as $$
+declare
+  v_tick messages.tick;
+  v_table text := messages._event_table(stream.segment);
+  v_is_there boolean;
+begin
+  select t.* into v_tick
+  from messages.tick as t where t.stream = _tick_idle.stream.id order by t.id desc limit 1;
+  execute format(
+    'select exists (select from messages.%I as e where e.id > %L)', v_table, v_tick.high
+  )
+  into v_is_there;
+  if v_is_there and v_tick.created_at < clock_timestamp() - interval '1 second' then
+    perform messages._cut_tick(stream, false);
+    v_tick.snapshot := pg_current_snapshot();
+  end if;
+  if exists (
+    select
+    from messages.subscription as u
+    cross join lateral (
+      select b.upto from messages.batch as b
+      where b.subscription = u.id order by b.previous desc limit 1
+    ) as b
+    where u.stream = _tick_idle.stream.id
+      and (
+        v_is_there and messages._passed(b.upto) < messages._passed(v_tick.snapshot)
+        or exists (
+          select from messages.event_retry as r
+          where r.subscription = u.id
+            and r.batch is null
+            and r.due_at <= clock_timestamp()
+        )
+      )
+  ) then
+    perform messages._ring_stream(stream);
+  end if;
+end;
+$$;
+
+-- Segments that are closed: seal them, and empty those that nobody needs any more.
+create or replace function messages._tend_segments(stream messages.stream)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_segment messages.segment;
+  v_floor bigint;
+begin
+  for v_segment in
+    select s.*
+    from messages.segment as s
+    where s.stream is not distinct from _tend_segments.stream.id
+      and s.closed_at is not null
+    order by s.closed_at
+  loop
+    if v_segment.sealed is null then
+      perform messages._seal(v_segment);
+    elsif v_segment.closed_at
+      <= clock_timestamp() - coalesce(stream.retention, interval '0')
+    then
+      v_floor := (
+        select min(messages._floor(u.id))
+        from messages.subscription as u where u.stream = _tend_segments.stream.id
+      );
+      exit when v_floor < messages._passed(v_segment.sealed);
+      perform messages._free(v_segment);
+    end if;
+  end loop;
+end;
+$$;
+
+create or replace function messages._tend_streams()
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_stream messages.stream;
+begin
+  for v_stream in
+    select s.* from messages.stream as s order by s.name
+    for no key update skip locked
+  loop
+    perform messages._tick_idle(v_stream);
+    perform messages._rotate(v_stream);
+    perform messages._tend_segments(v_stream);
+    perform messages._forget_ticks(v_stream.id, 1000);
+    perform messages._forget_batches(u.id, 10000)
+    from messages.subscription as u where u.stream = v_stream.id;
+  end loop;
+  -- Of streams that were dropped.
+  perform messages._tend_segments(null);
+end;
+$$;

@@ -1,0 +1,182 @@
+-- Stream info: what there is of streams, and how far their subscribers are.
+--
+-- owns:    nothing
+-- writes:  nothing
+-- calls:   messages._stream, messages._subscription, messages._moment, messages._ahead,
+--          messages._segments, messages._segment_events, messages._batch, messages._is_open,
+--          messages._event_table, messages.dead_count
+-- raises:  NQ020 stream not found, NQ021 subscription not found, NQ022 batch not found
+
+create or replace function messages.stream_info(stream text default null)
+  returns setof messages.stream_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  if stream_info.stream is not null then
+    perform messages._stream(stream_info.stream);
+  end if;
+  return query
+  select s.name, s.created_at,
+    (select count(*)::integer from messages.subscription as u where u.stream = s.id),
+    g.segments, g.bytes, g.oldest_at, t.id, t.created_at, s.retention, s.max_lag, s.max_events,
+    s.max_bytes, s.bell, s.paused, s.durable, s.payload_type, s.payload_schema::jsonb
+  from messages.stream as s
+  cross join lateral (
+    select count(*)::integer, coalesce(
+        sum(pg_total_relation_size(to_regclass('messages.' || messages._event_table(e.id)))), 0
+      )::bigint, min(e.opened_at)
+    from messages.segment as e
+    where e.stream = s.id
+  ) as g (segments, bytes, oldest_at)
+  left join lateral (
+    select t.id, t.created_at
+    from messages.tick as t where t.stream = s.id order by t.id desc limit 1
+  ) as t on true
+  where s.name = stream_info.stream or stream_info.stream is null
+  order by s.name;
+end;
+$$;
+comment on function messages.stream_info(text) is
+  'One stream or all, with policy: how many subscribe, the tables and bytes that it takes now, '
+  'since when events are kept, and its newest tick. Raises NQ020 for an unknown stream.';
+
+-- What a subscription has yet to finish, as one batch.
+create or replace function messages._unread(subscription bigint)
+  returns messages.batch
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_unread messages.batch;
+begin
+  -- From the oldest batch that is open, else from the newest.
+  select b.* into v_unread
+  from messages.batch as b
+  left join messages.batch_end as e on e.batch = b.id
+  where b.subscription = _unread.subscription
+  order by b.kind = 'events' and e.batch is null desc,
+    case when b.kind = 'events' and e.batch is null then b.previous end, b.previous desc
+  limit 1;
+  if v_unread.kind <> 'events' or not messages._is_open(v_unread) then
+    v_unread.after_id := case when v_unread.is_last then 0 else v_unread.last_id end;
+    if v_unread.is_last then
+      v_unread.seen := v_unread.upto;
+      v_unread.seen_low := v_unread.upto_low;
+    end if;
+  end if;
+  select m.low, m.snapshot, m.high
+  into v_unread.upto_low, v_unread.upto, v_unread.upto_high
+  from messages._moment(v_unread.seen_low) as m;
+  v_unread.last_id := v_unread.upto_high;
+  return v_unread;
+end;
+$$;
+
+create or replace function messages._first_unread_at(unread messages.batch)
+  returns timestamptz
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  unread.last_id := (messages._ahead(unread, 1)).last_id;
+  return (
+    select min(e.created_at)
+    from unnest(messages._segments(unread)) as s (id)
+    cross join lateral messages._segment_events(unread, s.id) as e
+  );
+end;
+$$;
+
+create or replace function messages.subscription_info(
+  stream text default null,
+  subscriber text default null
+)
+  returns setof messages.subscription_report
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_subscription record;
+  v_unread messages.batch;
+begin
+  if subscription_info.subscriber is not null then
+    perform messages._subscription(subscription_info.stream, subscription_info.subscriber);
+  elsif subscription_info.stream is not null then
+    perform messages._stream(subscription_info.stream);
+  end if;
+  for v_subscription in
+    select u.id, u.stream as stream_id, s.name as stream, u.name as subscriber
+    from messages.subscription as u
+    join messages.stream as s on s.id = u.stream
+    where (s.name = subscription_info.stream or subscription_info.stream is null)
+      and (u.name = subscription_info.subscriber or subscription_info.subscriber is null)
+    order by s.name, u.name
+  loop
+    v_unread := messages._unread(v_subscription.id);
+    return query
+    select v_subscription.stream, v_subscription.subscriber,
+      coalesce(clock_timestamp() - messages._first_unread_at(v_unread), interval '0'),
+      (messages._ahead(v_unread, 1000000)).there, l.opened_at, l.tick, o.id,
+      (
+        select min(t.id) from messages.tick as t
+        where t.stream = v_subscription.stream_id and t.id > l.tick
+      ),
+      (
+        select count(*) from messages.event_retry as r
+        where r.subscription = v_subscription.id and r.due_at is not null
+      ),
+      messages.dead_count(v_subscription.stream, v_subscription.subscriber)::bigint,
+      o.members
+    from (
+      select b.* from messages.batch as b
+      where b.subscription = v_subscription.id order by b.previous desc limit 1
+    ) as l
+    cross join lateral (
+      select min(b.id), count(distinct b.member)::integer
+      from messages.batch as b
+      where b.subscription = v_subscription.id
+        and b.kind <> 'position'
+        and not exists (select from messages.batch_end as e where e.batch = b.id)
+    ) as o (id, members);
+  end loop;
+end;
+$$;
+comment on function messages.subscription_info(text, text) is
+  'How far subscribers are: lag is the age of the oldest event that is not finished, pending how '
+  'many those are (up to 1000000), last_seen_at when a batch was last handed out, last_tick the '
+  'newest tick then, current_batch the oldest that is open, next_tick the one after last_tick, '
+  'retries the events that are to be seen again, dead those in the archive, members how many have '
+  'a batch open. Raises NQ020 and NQ021.';
+
+create or replace function messages.batch_info(batch bigint)
+  returns setof messages.batch_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_batch messages.batch := messages._batch(batch_info.batch);
+begin
+  return query
+  select v_batch.id, s.name, u.name, v_batch.member, v_batch.opened_at, e.ended_at,
+    v_batch.kind = 'retries', greatest(v_batch.after_id, v_batch.seen_low) + 1, v_batch.last_id,
+    v_batch.seen, v_batch.upto
+  from messages.subscription as u
+  join messages.stream as s on s.id = u.stream
+  left join messages.batch_end as e on e.batch = v_batch.id
+  where u.id = v_batch.subscription;
+end;
+$$;
+comment on function messages.batch_info(bigint) is
+  'One batch: whose it is, since when, and between which snapshots and ids its events lie. Raises '
+  'NQ022 for an unknown batch.';
