@@ -50,6 +50,7 @@ from notifyq.results import Handle
 from notifyq.retries import Reject, Retry
 from notifyq.schedules import Schedule, ScheduleInfo, Schedules
 from notifyq.signature import Transaction
+from notifyq.waiting import MessageInbox
 from notifyq.worker import Worker
 
 __version__ = "0.1.0"
@@ -80,6 +81,7 @@ __all__ = [
     "Message",
     "MessageFailedError",
     "MessageHandler",
+    "MessageInbox",
     "MessageLimitError",
     "MessageNotFoundError",
     "MessageRejectedError",

@@ -22,6 +22,7 @@ from notifyq.publisher import Publisher
 from notifyq.registrar import Registrar
 from notifyq.results import Handle, Results
 from notifyq.schedules import Schedules
+from notifyq.waiting import MessageInbox, QueueBells
 from notifyq.worker import Worker
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class App(Registrar):
         self._settings = DatabaseSettings.load(**settings)
         self._database: Database | None = None
         self._results: Results | None = None
+        self._bells: QueueBells | None = None
 
     async def __aenter__(self) -> Self:
         """Connect; an App also connects by itself when it is first used."""
@@ -70,6 +72,9 @@ class App(Registrar):
         results, self._results = self._results, None
         if results is not None:
             await results.close()
+        bells, self._bells = self._bells, None
+        if bells is not None:
+            await bells.close()
         database, self._database = self._database, None
         if database is not None:
             await database.close()
@@ -93,6 +98,15 @@ class App(Registrar):
         if self._results is None:
             self._results = Results(self.database, listen_dsn=self.listen_dsn)
         return self._results
+
+    def inbox(self, worker: str | None = None) -> MessageInbox:
+        """Hand out messages one by one to a loop of your own: `await inbox.wait(queues)`.
+
+        `worker` is the first part of the name in which messages are locked.
+        """
+        if self._bells is None:
+            self._bells = QueueBells(self.database, listen_dsn=self.listen_dsn)
+        return MessageInbox(self.database, self._bells, worker)
 
     @property
     def admin(self) -> Admin:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from notifyq import sql
+from notifyq.doorbell import Doorbell
 from notifyq.errors import (
     DatabaseUnavailableError,
     DeadMessageError,
@@ -19,20 +20,17 @@ from notifyq.errors import (
     MessageRejectedError,
     ResultTimeoutError,
 )
-from notifyq.events import ListenerDeaf, log_sink
-from notifyq.listener import Listener, hears
+from notifyq.events import log_sink
 from notifyq.model import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from concurrent.futures import Future
     from datetime import timedelta
 
     import asyncpg
 
     from notifyq.database import Database
     from notifyq.events import Sink
-    from notifyq.listener import Session
 
 R = TypeVar("R")
 
@@ -95,13 +93,15 @@ class Results:
         self, database: Database, *, listen_dsn: str | None = None, sink: Sink = log_sink
     ) -> None:
         self._database = database
-        self._listen_dsn = listen_dsn or database.dsn
-        self._sink = sink
         self._waiting: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
-        self._starting = asyncio.Lock()
-        self._listener: Listener | None = None
-        self._hears = False
-        self._is_closed = False
+        self._bell = Doorbell(
+            database,
+            [sql.FINISHED_MESSAGE],
+            self._hear,
+            listen_dsn=listen_dsn,
+            name="notifyq results",
+            sink=sink,
+        )
 
     async def wait(
         self,
@@ -129,26 +129,21 @@ class Results:
 
     async def close(self) -> None:
         """End the listening session; whoever still waits gets an error."""
-        self._is_closed = True
-        self._wake_all()
-        async with self._starting:
-            listener, self._listener = self._listener, None
-            if listener is not None:
-                await listener.__aexit__()
+        await self._bell.close()
 
     async def _until_over(self, message_id: int) -> asyncpg.Record:
         with self._registered(message_id) as wake:
             while True:
                 # Listening comes before the look: what ends after it rings.
-                await self._listen()
+                await self._bell.listen()
                 wake.clear()
                 report = await self._look(sql.AWAIT_RESULT, message_id)
                 if _is_over(report):
                     return report
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL if self._hears else _DEAF_POLL):
+                    async with asyncio.timeout(_POLL if self._bell.hears else _DEAF_POLL):
                         await wake.wait()
-                if self._is_closed:
+                if self._bell.is_closed:
                     raise DatabaseUnavailableError(
                         f"the App was closed while message {message_id} was waited for"
                     )
@@ -183,61 +178,18 @@ class Results:
             f"message {message_id} is not finished after {seconds} s: {stands}"
         )
 
-    async def _listen(self) -> None:
-        async with self._starting:
-            if self._is_closed:
-                return
-            if self._listener is not None:
-                if self._listener.failed.done():
-                    self._listener.failed.result()
-                return
-            listener = Listener(
-                self._listen_dsn,
-                [sql.FINISHED_MESSAGE],
-                self._hear,
-                settings=self._database.settings,
-                name="notifyq results",
-                ping=10,
-                services=[self._serve],
-                sink=self._sink,
-            )
-            self._home = asyncio.get_running_loop()
-            await listener.__aenter__()
-            listener.failed.add_done_callback(lambda _: self._wake_all())
-            self._listener = listener
-
-    async def _serve(self, session: Session) -> None:
-        # On the listener's loop, for as long as a session lasts.
-        async def ring(channel: str) -> bool:
-            call = self._database.persist(sql.RING, channel)
-            rung: Future[Any] = asyncio.run_coroutine_threadsafe(call, self._home)
-            return bool(await asyncio.wrap_future(rung))
-
-        if not await hears(session, ring):
-            event = ListenerDeaf(backend_pid=session.backend_pid)
-            self._home.call_soon_threadsafe(self._sink, event)
-            return
-        self._hears = True
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self._hears = False
-
-    def _hear(self, _channel: str, payload: str) -> None:
-        _queue, separator, spans = payload.rpartition(":")
+    def _hear(self, payload: str | None) -> None:
+        _queue, separator, spans = (payload or "").rpartition(":")
         named = _spans(spans) if separator else None
         if named is None:  # the session is a new one: bells may have been missed
-            self._wake_all()
+            for wakes in self._waiting.values():
+                for wake in wakes:
+                    wake.set()
             return
         for message_id, wakes in self._waiting.items():
             if any(first <= message_id <= last for first, last in named):
                 for wake in wakes:
                     wake.set()
-
-    def _wake_all(self) -> None:
-        for wakes in self._waiting.values():
-            for wake in wakes:
-                wake.set()
 
 
 def _is_over(report: asyncpg.Record) -> bool:
