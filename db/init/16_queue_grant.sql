@@ -1,8 +1,8 @@
 -- Queue grant and flow: who may use a queue, and what is kept for one that has limits or order.
 --
 -- owns:    messages.queue_grant, messages.flow, messages.flow_state, messages.flow_key,
---          messages.flow_room, messages.share; indexes message_key_waiting_idx and message_key_idx
---          of messages.message
+--          messages.flow_room, messages.share, type messages.flow_pick; indexes
+--          message_key_waiting_idx and message_key_idx of messages.message
 -- writes:  nothing
 -- raises:  nothing
 
@@ -53,56 +53,68 @@ comment on column messages.flow.held_at is 'When that was so last.';
 create table if not exists messages.flow_state (
   queue text not null,
   number bigint not null,
-  turn double precision not null default 0,
   natural_look integer not null default 10000,
   paid_at timestamptz not null default '-infinity',
   counted_at timestamptz not null default '-infinity',
   after_key text not null default '',
   running bigint[] not null default '{}',
   kept integer not null default 0,
-  keys text[] not null default '{}',
-  scan_at timestamptz not null default '-infinity',
   walk_at timestamptz not null default '-infinity',
   place bigint[],
+  round bigint not null default 0,
+  had integer not null default 0,
   constraint flow_state_queue_number_pk primary key (queue, number)
 );
 
 comment on table messages.flow_state is 'What the claims of a queue with limits leave to the next.';
 comment on column messages.flow_state.queue is 'Name of the queue.';
 comment on column messages.flow_state.number is 'Rises with every change.';
-comment on column messages.flow_state.turn is
-  'How far the shares are: what a key without a turn of its own begins with.';
 comment on column messages.flow_state.natural_look is
   'How many messages to look at in their order before the keys are gone through.';
 comment on column messages.flow_state.paid_at is 'When the bucket of the rate is full again.';
 comment on column messages.flow_state.counted_at is 'When all locked messages were counted last.';
-comment on column messages.flow_state.after_key is 'The key behind which the next look begins.';
+comment on column messages.flow_state.after_key is
+  'The key behind which the next look begins; of a fair queue the one at which it begins.';
 comment on column messages.flow_state.running is
   'Ids that were handed out; those of them that are locked still are what the limits count.';
 comment on column messages.flow_state.kept is
   'How many of them were left when those that are locked no more were last taken out.';
-comment on column messages.flow_state.keys is 'Keys of a fair queue of which something waits.';
-comment on column messages.flow_state.scan_at is 'When to look for such keys again.';
 comment on column messages.flow_state.walk_at is
   'When to look again for messages of a fair queue without a key.';
 comment on column messages.flow_state.place is
   'The priority and the id behind which to look for messages without a key.';
+comment on column messages.flow_state.round is
+  'How many times all keys of a fair queue have had their share.';
+comment on column messages.flow_state.had is
+  'How much of its share after_key has had in this round.';
+
+do $$
+begin
+  if to_regtype('messages.flow_pick') is null then
+    create type messages.flow_pick as (
+      ids bigint[],
+      state messages.flow_state,
+      is_blocked boolean
+    );
+  end if;
+end;
+$$;
+comment on type messages.flow_pick is
+  'Messages that a claim may have, what the next one goes by, and whether others wait for a lock.';
 
 create table if not exists messages.flow_key (
   queue text not null,
   key text not null,
   number bigint not null,
-  turn double precision not null,
   paid_at timestamptz not null,
   constraint flow_key_queue_key_number_pk primary key (queue, key, number)
 );
 
 comment on table messages.flow_key is
-  'How far a key is ahead of the shares or of its rate; it goes when it is neither.';
+  'How far a key is ahead of its rate; it goes when it is not.';
 comment on column messages.flow_key.queue is 'Name of the queue.';
 comment on column messages.flow_key.key is 'The key of messages.';
 comment on column messages.flow_key.number is 'Rises with every change.';
-comment on column messages.flow_key.turn is 'Messages handed out, by weight.';
 comment on column messages.flow_key.paid_at is 'When the bucket of the rate is full again.';
 
 create table if not exists messages.flow_room (

@@ -3,8 +3,9 @@
 -- owns:    nothing
 -- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts,
 --          handler_attempts)
--- calls:   messages._queue, messages._look, messages._enter, messages._look_flow,
---          messages._busy_queues, messages._check_quantity, messages._check_positive,
+-- calls:   messages._queue, messages._look, messages._is_alone, messages._claim_ahead,
+--          messages._enter, messages._look_flow, messages._busy_queues,
+--          messages._check_quantity, messages._check_positive,
 --          messages._consents, messages._barred_queues, messages._check_limits, messages._invalid,
 --          messages._check_filter, messages._claim_each
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
@@ -38,6 +39,7 @@ declare
   v_ids bigint[];
   v_now timestamptz;
   v_attempts integer;
+  v_began timestamptz;
 begin
   perform messages._check_quantity(claim.quantity, 10000);
   perform messages._check_positive('lock_timeout', claim.lock_timeout);
@@ -79,7 +81,29 @@ begin
       )
     order by array_position(claim.queues, q.name), q.name
   loop
+    v_attempts := claim.max_attempts[array_position(claim.queues, v_queue.name)];
     if v_queue.is_limited then
+      if v_entered is null and messages._is_alone(v_queue.name, v_names) then
+        v_began := clock_timestamp();
+        begin
+          v_ids := messages._claim_ahead(
+            v_queue, v_left, claim.lock_timeout, claim.worker, claim.filter, claim.thorough,
+            v_attempts
+          );
+          return query
+          select m.*
+          from messages.message as m
+          where m.id = any (v_ids)
+          order by m.priority desc, m.id;
+          v_left := v_left - cardinality(v_ids);
+          exit when v_left = 0;
+          continue;
+        exception
+          when lock_not_available then
+            -- It has waited long enough, or the turn must come first.
+            continue when clock_timestamp() - v_began > interval '400 ms';
+        end;
+      end if;
       v_entered := coalesce(
         v_entered,
         messages._enter(coalesce(v_names, array(select a.name from messages.queue as a)))
@@ -90,7 +114,6 @@ begin
       v_ids := messages._look(v_queue.name, v_left, claim.filter, claim.thorough);
     end if;
     continue when v_ids = '{}';
-    v_attempts := claim.max_attempts[array_position(claim.queues, v_queue.name)];
     v_now := clock_timestamp();
     return query
     with claimed as (

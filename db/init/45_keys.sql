@@ -124,8 +124,10 @@ begin
     from (
       select m.key, count(*) as quantity
       from messages.message as m
-      where m.id = any (_charge_keys.ids) and m.key is not null
+      where m.id = any (_charge_keys.ids)
       group by m.key
+      -- Not a condition on the key itself: for it an index would be read that is of no use here.
+      having count(m.key) > 0
     ) as g
     left join lateral (
       select k.number, k.paid_at
@@ -144,8 +146,8 @@ begin
       and k.key = c.key
       and k.number = c.number
   )
-  insert into messages.flow_key (queue, key, number, turn, paid_at)
-  select _charge_keys.queue.name, c.key, 0, 0, c.paid_at
+  insert into messages.flow_key (queue, key, number, paid_at)
+  select _charge_keys.queue.name, c.key, 0, c.paid_at
   from charged as c
   where c.number is null;
 end;

@@ -4,9 +4,9 @@
 -- their way, key by key: from one key to the next in an index, however much waits of each.
 --
 -- owns:    nothing
--- writes:  messages.message (row locks), messages.flow_key
+-- writes:  messages.message (row locks)
 -- calls:   messages._look, messages._fitting, messages._waiting_keys, messages._key_rooms,
---          messages._keyless, messages._charge_keys, messages._matches
+--          messages._keyless, messages._matches
 -- raises:  nothing
 
 -- From each of the keys as many messages as it has room for, and those of loose, up to quantity in
@@ -91,20 +91,11 @@ begin
 end;
 $$;
 
--- state is as the last claim has left it, and what begins with _ is for the next one. _is_blocked
--- tells that something waits for a lock to end.
 create or replace function messages._look_keys(
-  queue messages.queue,
-  quantity integer,
-  filter jsonpath,
-  thorough boolean,
-  state messages.flow_state,
-  out _ids bigint[],
-  out _natural_look integer,
-  out _after_key text,
-  out _place bigint[],
-  out _is_blocked boolean
+  queue messages.queue, quantity integer, filter jsonpath, thorough boolean,
+  state messages.flow_state
 )
+  returns messages.flow_pick
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
@@ -114,6 +105,9 @@ create or replace function messages._look_keys(
   set plan_cache_mode = force_generic_plan
 as $$
 declare
+  v_state messages.flow_state := state;
+  v_ids bigint[];
+  v_is_blocked boolean;
   v_keys_at_once constant integer := 1000;
   v_asked integer := least(quantity, state.natural_look);
   v_found bigint[];
@@ -122,44 +116,39 @@ declare
   v_key text := state.after_key;
   v_is_around boolean := state.after_key = '';
 begin
-  _natural_look := state.natural_look;
-  _after_key := state.after_key;
-  _place := state.place;
   v_found := messages._look(queue.name, v_asked, filter, thorough);
-  _ids := messages._fitting(queue, v_found, state.running);
-  _is_blocked := cardinality(_ids) < cardinality(v_found);
-  if not _is_blocked and cardinality(_ids) = v_asked then
-    _natural_look := greatest(state.natural_look, least(2 * v_asked, 10000));
-  elsif 2 * cardinality(_ids) < cardinality(v_found) then
-    _natural_look := greatest(16, 2 * cardinality(_ids));
+  v_ids := messages._fitting(queue, v_found, state.running);
+  v_is_blocked := cardinality(v_ids) < cardinality(v_found);
+  if not v_is_blocked and cardinality(v_ids) = v_asked then
+    v_state.natural_look := greatest(state.natural_look, least(2 * v_asked, 10000));
+  elsif 2 * cardinality(v_ids) < cardinality(v_found) then
+    v_state.natural_look := greatest(16, 2 * cardinality(v_ids));
   end if;
   -- Fewer than were asked for are all there are.
-  if cardinality(v_found) = v_asked and cardinality(_ids) < quantity then
+  if cardinality(v_found) = v_asked and cardinality(v_ids) < quantity then
     -- Behind what must wait those without a key have their turn as if they had one each.
-    select k._ids, k._place into v_loose, _place
-    from messages._keyless(queue.name, quantity + cardinality(_ids), filter, state.place) as k;
+    select k._ids, k._place into v_loose, v_state.place
+    from messages._keyless(queue.name, quantity + cardinality(v_ids), filter, state.place) as k;
     for v_window in 1 .. 10 loop
-      exit when cardinality(_ids) >= quantity;
+      exit when cardinality(v_ids) >= quantity;
       v_keys := messages._waiting_keys(
         queue.name, v_key, case when v_is_around then nullif(state.after_key, '') end,
         v_keys_at_once
       );
-      _ids := _ids || messages._of_keys(
-        queue, v_keys, quantity - cardinality(_ids), filter, state.running, _ids, v_loose
+      v_ids := v_ids || messages._of_keys(
+        queue, v_keys, quantity - cardinality(v_ids), filter, state.running, v_ids, v_loose
       );
       v_key := case when cardinality(v_keys) = v_keys_at_once
         then v_keys[v_keys_at_once] else '' end;
       exit when v_key = '' and v_is_around;
       v_is_around := v_is_around or v_key = '';
     end loop;
-    _after_key := v_key;
-    if cardinality(_ids) < quantity then
-      _is_blocked := _is_blocked
+    v_state.after_key := v_key;
+    if cardinality(v_ids) < quantity then
+      v_is_blocked := v_is_blocked
         or v_keys <> '{}' and (queue.ordered or queue.key_concurrency is not null);
     end if;
   end if;
-  if _ids <> '{}' and queue.key_rate is not null then
-    perform messages._charge_keys(queue, _ids);
-  end if;
+  return row(v_ids, v_state, v_is_blocked);
 end;
 $$;

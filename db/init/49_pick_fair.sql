@@ -1,22 +1,22 @@
--- Pick fairly: the messages of the keys that have had least, where keys have shares.
+-- Pick fairly: messages of the keys in turn, where keys have shares.
 --
--- Each key has a turn: how many messages it has had, by its weight. Who has had least is next, so
--- the turns of all that have something waiting rise together, as water does in a vessel. Up to
--- which level they will rise is worked out beforehand, and only what lies below it is read.
+-- Claims go round and round through the keys. In each round a key has as many messages as its
+-- weight says: one, or three, or with a half one in every second round. So all there is to remember
+-- is how far the round has come, and a claim of ten reads ten keys, however many there are.
 --
 -- owns:    nothing
--- writes:  messages.message (row locks), messages.flow_key
--- calls:   messages._key_rooms, messages._pay, messages._matches
+-- writes:  messages.message (row locks)
+-- calls:   messages._key_rooms, messages._matches
 -- raises:  nothing
 
--- Of the keys that have had least, up to breadth of them, up to quantity messages, locked; their
--- keys have paid. loose are messages without a key, which share the turn of the empty one. _first
--- is the least turn of those that had something; _dry are those that had less than was looked for,
--- told where less than quantity was found.
+-- Of these keys, in this order, up to quantity messages, locked; from the place on that state
+-- tells. Without is_all there are others behind them, so that no new round is begun. loose are
+-- messages without a key, which share the turn of the empty one. _dry are keys that had less than
+-- was looked for, told where less than quantity was found.
 create or replace function messages._pick_fair(
-  queue messages.queue, keys text[], quantity integer, breadth integer, filter jsonpath,
-  running bigint[], given bigint[], loose bigint[], floor double precision,
-  out _ids bigint[], out _first double precision, out _dry text[]
+  queue messages.queue, keys text[], is_all boolean, quantity integer, filter jsonpath,
+  running bigint[], given bigint[], loose bigint[], state messages.flow_state,
+  out _ids bigint[], out _round bigint, out _after_key text, out _had integer, out _dry text[]
 )
   language plpgsql
   security definer
@@ -27,26 +27,20 @@ create or replace function messages._pick_fair(
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_now timestamptz := clock_timestamp();
   v_has_rooms boolean := queue.key_concurrency is not null or queue.key_rate is not null;
 begin
   with known as materialized (
-    select k.key, l.number, greatest(l.turn, _pick_fair.floor) as turn, l.paid_at,
-      coalesce(s.weight, 1) as weight
+    select k.key, k.place, coalesce(s.weight, 1) as weight,
+      -- What a key has had since round 0, if it was always there: up to this round, or with it.
+      case when k.key < state.after_key then floor((state.round + 1) * coalesce(s.weight, 1))
+        when k.key > state.after_key then floor(state.round * coalesce(s.weight, 1))
+        else floor(state.round * coalesce(s.weight, 1)) + state.had end as had
     from (
-      select u.key from unnest(keys) as u (key)
+      select u.key, u.place from unnest(keys) with ordinality as u (key, place)
       union all
-      select '' where loose <> '{}' and '' <> all (keys)
+      select '', 0 where loose <> '{}' and '' <> all (keys)
     ) as k
     left join messages.share as s on s.queue = _pick_fair.queue.name and s.key = k.key
-    left join lateral (
-      select f.number, f.turn, f.paid_at
-      from messages.flow_key as f
-      where f.queue = _pick_fair.queue.name
-        and f.key = k.key
-      order by f.number desc
-      limit 1
-    ) as l on true
   ),
   rooms as materialized (
     select r._key, r._room
@@ -54,40 +48,32 @@ begin
       queue, case when v_has_rooms then keys else '{}' end, running, given
     ) as r
   ),
-  near as (
-    select k.key, k.turn, k.weight,
-      case when v_has_rooms then coalesce(r._room, 0) else 2147483647 end as room
+  -- The last round that is needed where each of the keys has enough.
+  bounds as materialized (
+    select state.round + case when is_all then greatest(0, ceil(
+      (quantity - sum(floor((state.round + 1) * k.weight) - k.had)) / sum(k.weight)
+    )) else 0 end as last
     from known as k
-    left join rooms as r on r._key = k.key
-    where not v_has_rooms
-      or r._room > 0
-      or k.key = '' and loose <> '{}'
-    order by k.turn + 1 / k.weight
-    limit breadth
-  ),
-  -- As high as the first, the first two ... would rise: least where those above it are left out.
-  rising as materialized (
-    select n.*,
-      (_pick_fair.quantity + sum(n.turn * n.weight) over w) / sum(n.weight) over w as level
-    from near as n
-    window w as (order by n.turn rows unbounded preceding)
   ),
   wanted as materialized (
-    select r.key, r.turn, r.weight, r.room,
-      greatest(1, ceil((min(r.level) over () - r.turn) * r.weight - 1e-6)) as most,
-      r.turn < min(r.level) over () as is_below
-    from rising as r
+    select k.key, k.place, k.weight, k.had,
+      greatest(0, least(quantity, floor((b.last + 1) * k.weight) - k.had, case
+        when v_has_rooms and k.key <> '' then coalesce(r._room, 0) end))::integer as most
+    from bounds as b
+    cross join known as k
+    left join rooms as r on r._key = k.key
   ),
   found as materialized (
-    select w.key, f.id, f.priority, w.turn + f.place / w.weight as turn
+    select w.key, w.place, w.weight, w.had + f.number as had, f.id,
+      ceil((w.had + f.number) / w.weight - 1e-9) - 1 as round
     from wanted as w
     cross join lateral (
-      select a.id, a.priority, row_number() over () as place
+      select a.id, row_number() over () as number
       from (
-        select q.id, q.priority
+        select q.id
         from (
           -- A range of one key, see _of_keys().
-          select m.id, m.priority
+          select m.id
           from messages.message as m
           where not queue.ordered
             and m.queue = _pick_fair.queue.name
@@ -97,18 +83,17 @@ begin
             and m.id <> all (_pick_fair.given)
             and (_pick_fair.filter is null or messages._matches(m, _pick_fair.filter))
           order by m.key, m.priority desc, m.id
-          limit least(w.room, w.most)
+          limit w.most
           for update skip locked
         ) as q
         union all
-        select o.id, o.priority
+        select o.id
         from (
-          select m.id, m.priority
+          select m.id
           from (
             select e.id
             from messages.message as e
             where queue.ordered
-              and w.room > 0
               and e.queue = _pick_fair.queue.name
               and e.key >= w.key
               and e.key <= w.key
@@ -122,9 +107,9 @@ begin
           for update of m skip locked
         ) as o
         union all
-        select l.id, l.priority
+        select l.id
         from (
-          select m.id, m.priority
+          select m.id
           from messages.message as m
           where w.key = ''
             and m.id = any (_pick_fair.loose)
@@ -135,44 +120,37 @@ begin
         ) as l
       ) as a
     ) as f
-    where w.is_below
+    where w.most > 0
   ),
   picked as materialized (
-    select f.key, f.id from found as f order by f.turn, f.priority desc, f.id limit quantity
+    select f.* from found as f order by f.round, f.place, f.had limit quantity
   ),
-  charged as materialized (
-    select k.key, k.number, k.turn as old, k.turn + c.quantity / k.weight as turn,
-      case when queue.key_rate is null then coalesce(k.paid_at, '-infinity')
-        else messages._pay(
-          coalesce(k.paid_at, '-infinity'), v_now, c.quantity, queue.key_rate,
-          queue.key_rate_period
-        ) end as paid_at
-    from (select p.key, count(*) as quantity from picked as p group by p.key) as c
-    join known as k on k.key = c.key
-  ),
-  changed as (
-    update messages.flow_key as f
-    set number = f.number + 1, turn = c.turn, paid_at = c.paid_at
-    from charged as c
-    where f.queue = _pick_fair.queue.name
-      and f.key = c.key
-      and f.number = c.number
-  ),
-  added as (
-    insert into messages.flow_key (queue, key, number, turn, paid_at)
-    select _pick_fair.queue.name, c.key, 0, c.turn, c.paid_at
-    from charged as c
-    where c.number is null
+  stopped as (
+    select p.round, p.key, p.had - floor(p.round * p.weight) as had
+    from picked as p
+    where (select count(*) from picked as c) = quantity
+    order by p.round desc, p.place desc, p.had desc
+    limit 1
   )
-  select array(select p.id from picked as p), (select min(c.old) from charged as c), array(
-    select w.key
-    from wanted as w
-    left join (select f.key, count(*) as quantity from found as f group by f.key) as c
-      on c.key = w.key
-    where w.is_below
-      and coalesce(c.quantity, 0) < least(w.room, w.most)
-      and (select count(*) from picked as p) < _pick_fair.quantity
-  )
-  into _ids, _first, _dry;
+  select array(select p.id from picked as p),
+    -- Where all that is there was had, the next round begins, or the next key has its turn.
+    coalesce(s.round, b.last + case when is_all then 1 else 0 end)::bigint,
+    coalesce(s.key, case when is_all then '' else keys[cardinality(keys)] end),
+    coalesce(s.had, case when is_all then 0 else (
+      select floor((b.last + 1) * k.weight) - floor(b.last * k.weight)
+      from known as k
+      where k.key = keys[cardinality(keys)]
+    ) end)::integer,
+    array(
+      select w.key
+      from wanted as w
+      left join (select f.key, count(*) as quantity from found as f group by f.key) as c
+        on c.key = w.key
+      where s.key is null
+        and coalesce(c.quantity, 0) < floor((b.last + 1) * w.weight) - w.had
+    )
+  into _ids, _round, _after_key, _had, _dry
+  from bounds as b
+  left join stopped as s on true;
 end;
 $$;

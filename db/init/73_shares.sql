@@ -144,8 +144,8 @@ comment on function messages.token_in(text[]) is
   'through: who was handed out less than asked for looks again then. A day at most; null where '
   'none of the queues has a rate.';
 
--- Forget keys that are neither ahead of the others nor of their rate: they would begin again where
--- they are. A queue whose claim is under way has its turn the next time.
+-- Forget keys that are not ahead of their rate: they would begin again where they are. A queue
+-- whose claim is under way has its turn the next time.
 create or replace function messages._sweep_flow(quantity integer)
   returns integer
   language plpgsql
@@ -170,10 +170,8 @@ begin
     where (k.queue, k.key, k.number) in (
       select o.queue, o.key, o.number
       from messages.flow_key as o
-      join messages.flow_state as s on s.queue = o.queue
       where o.queue = v_queue
         and o.paid_at <= clock_timestamp()
-        and o.turn <= s.turn
       limit _sweep_flow.quantity
     );
     get diagnostics v_swept = row_count;

@@ -483,3 +483,39 @@ comment on column messages.event_retry.reason is 'Why, as retry_event() was told
 comment on column messages.event_retry.batch is 'The open batch that holds it; null: it waits.';
 comment on column messages.event_retry.due_at is 'Not handed out before; null: it has failed.';
 comment on column messages.event_retry.retries is 'How often it is handed out again.';
+
+-- Shares: claims go round through the keys, and remember how far they are. A queue that has shares
+-- begins a new round; nobody loses or gains more than one.
+drop function if exists messages._look_fair(
+  messages.queue, integer, jsonpath, messages.flow_state
+);
+drop function if exists messages._look_keys(
+  messages.queue, integer, jsonpath, boolean, messages.flow_state
+);
+drop function if exists messages._pick_fair(
+  messages.queue, text[], integer, integer, jsonpath, bigint[], bigint[], bigint[],
+  double precision
+);
+alter table messages.flow_state
+  drop column turn,
+  drop column keys,
+  drop column scan_at,
+  add column round bigint not null default 0,
+  add column had integer not null default 0;
+alter table messages.flow_key drop column turn;
+create type messages.flow_pick as (
+  ids bigint[],
+  state messages.flow_state,
+  is_blocked boolean
+);
+comment on type messages.flow_pick is
+  'Messages that a claim may have, what the next one goes by, and whether others wait for a lock.';
+
+comment on table messages.flow_key is
+  'How far a key is ahead of its rate; it goes when it is not.';
+comment on column messages.flow_state.after_key is
+  'The key behind which the next look begins; of a fair queue the one at which it begins.';
+comment on column messages.flow_state.round is
+  'How many times all keys of a fair queue have had their share.';
+comment on column messages.flow_state.had is
+  'How much of its share after_key has had in this round.';

@@ -1,0 +1,191 @@
+-- Ahead: claim from a queue with limits before it is this transaction's turn.
+--
+-- To find messages and to lock them is most of the work of a claim, and needs no turn: no two
+-- claims can have the same message. So far from the limits that is done first, and whether the
+-- limits allow it is decided in the turn, which is short then. Order and shares need none at all:
+-- the first message of a key stays its first until it is archived.
+--
+-- owns:    nothing
+-- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts,
+--          handler_attempts), messages.flow (row locks)
+-- calls:   messages._read_state, messages._count_running, messages._pick, messages._look,
+--          messages._charge, messages._keep_state, messages._note_held, messages._key_rooms,
+--          messages._tokens
+-- raises:  nothing but lock_not_available
+
+-- Whether this queue is the only one with limits of those that are claimed from. With several, the
+-- turns are taken before anything else, by name, else two claims could wait for each other.
+create or replace function messages._is_alone(queue text, queues text[])
+  returns boolean
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return not exists (
+    select from messages.queue as q
+    where q.is_limited
+      and q.name <> _is_alone.queue
+      and not q.paused
+      and (queues is null or q.name = any (queues))
+  );
+end;
+$$;
+
+-- Whether these messages, which this transaction has claimed, are within the limits of their keys.
+create or replace function messages._keys_allow(
+  queue messages.queue, ids bigint[], running bigint[]
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+begin
+  -- Where all that runs is less than a key may have, so is what runs of each.
+  if cardinality(running) + cardinality(ids) > queue.key_concurrency then
+    if exists (
+      select from messages.message as m
+      where m.id = any (running || ids)
+        -- Not a condition on the state itself, nor on the key, see _archive().
+        and (m.state = 'locked') is true
+      group by m.key
+      having count(m.key) > queue.key_concurrency
+    ) then
+      return false;
+    end if;
+  end if;
+  return queue.key_rate is null or not exists (
+    with candidates as materialized (
+      select m.key, count(*) as quantity
+      from messages.message as m
+      where m.id = any (_keys_allow.ids)
+      group by m.key
+    )
+    select from candidates as c
+    join messages._key_rooms(
+      queue, array(select k.key from candidates as k where k.key is not null), '{}', '{}'
+    ) as r on r._key = c.key
+    where c.quantity > r._room
+  );
+end;
+$$;
+
+-- The ids of what was claimed from a queue. Where it cannot be told that all is within the limits
+-- it raises lock_not_available: then the turn must come first.
+create or replace function messages._claim_ahead(
+  queue messages.queue,
+  quantity integer,
+  lock_timeout interval,
+  worker text,
+  filter jsonpath,
+  thorough boolean,
+  max_attempts integer
+)
+  returns bigint[]
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+  -- As in _enter().
+  set lock_timeout = '500ms'
+as $$
+declare
+  v_before messages.flow_state := messages._read_state(queue.name);
+  v_state messages.flow_state;
+  v_picked messages.flow_state;
+  v_now timestamptz;
+  v_pick messages.flow_pick;
+  v_ids bigint[];
+  v_counts constant boolean := queue.concurrency is not null or queue.key_concurrency is not null;
+  v_has_keys constant boolean := queue.key_concurrency is not null or queue.key_rate is not null;
+  v_has_turns constant boolean := v_has_keys or queue.concurrency is not null
+    or queue.rate is not null;
+begin
+  if v_before is null then
+    return array[]::bigint[];
+  end if;
+  -- A claim that is undone costs more than one that has waited: well away from the limits only.
+  if 4 * quantity > queue.concurrency - cardinality(v_before.running)
+    or queue.rate is not null and 4 * quantity > messages._tokens(
+      v_before.paid_at, clock_timestamp(), queue.rate, queue.rate_period, queue.rate_burst
+    )
+    -- The last look by keys found that others are in their way.
+    or not (queue.ordered or queue.fair) and v_has_keys and quantity > v_before.natural_look
+  then
+    raise lock_not_available;
+  end if;
+  if queue.ordered or queue.fair then
+    v_pick := messages._pick(queue, quantity, filter, thorough, v_before);
+    if v_has_turns and v_pick.is_blocked then
+      raise lock_not_available;
+    end if;
+  else
+    v_pick := row(messages._look(queue.name, quantity, filter, thorough), v_before, false);
+  end if;
+  v_ids := v_pick.ids;
+  v_picked := v_pick.state;
+  if v_ids <> '{}' then
+    v_now := clock_timestamp();
+    update messages.message as m
+    set state = 'locked',
+      locked_at = v_now,
+      lock_expires_at = v_now + coalesce(_claim_ahead.lock_timeout, queue.lock_timeout),
+      lock_token = m.lock_token + 1,
+      locked_by = _claim_ahead.worker,
+      dedup_key = case when m.dedup_scope is null then m.dedup_key end,
+      given_up_key = case
+        when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
+      attempts = m.attempts + 1,
+      handler_attempts = _claim_ahead.max_attempts
+    where m.id = any (array(select i.id from unnest(v_ids) as i (id)));
+  end if;
+  if not v_has_turns then
+    perform messages._keep_state(v_before, v_picked, false);
+    if v_pick.is_blocked or v_ids <> '{}' then
+      perform messages._note_held(queue, v_pick.is_blocked);
+    end if;
+    return v_ids;
+  end if;
+  if v_ids = '{}' then
+    return v_ids;
+  end if;
+  perform from messages.flow as f
+  where f.queue = _claim_ahead.queue.name
+    and f.part = 'claim'
+  for update;
+  -- As the claims before this one have left it.
+  v_before := messages._read_state(queue.name);
+  if v_before is null then
+    raise lock_not_available;
+  end if;
+  v_state := v_before;
+  if v_counts then
+    v_state := messages._count_running(queue, cardinality(v_ids), v_before, v_ids);
+  end if;
+  if cardinality(v_ids) > queue.concurrency - cardinality(v_state.running)
+    or queue.rate is not null and cardinality(v_ids) > messages._tokens(
+      v_state.paid_at, clock_timestamp(), queue.rate, queue.rate_period, queue.rate_burst
+    )
+    or v_has_keys and not messages._keys_allow(queue, v_ids, v_state.running)
+  then
+    raise lock_not_available;
+  end if;
+  v_state := messages._charge(queue, v_ids, v_state);
+  v_picked.running := v_state.running;
+  v_picked.kept := v_state.kept;
+  v_picked.counted_at := v_state.counted_at;
+  v_picked.paid_at := v_state.paid_at;
+  perform messages._keep_state(v_before, v_picked, true);
+  perform messages._note_held(queue, false);
+  return v_ids;
+end;
+$$;

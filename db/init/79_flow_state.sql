@@ -1,0 +1,151 @@
+-- Flow state: what the claims of a queue with limits leave to the next.
+--
+-- owns:    nothing
+-- writes:  messages.flow_state
+-- calls:   messages._charge_keys, messages._pay, messages._invalid
+-- raises:  NQ003 invalid argument
+
+-- The present one; null where the queue has lost its limits meanwhile.
+create or replace function messages._read_state(queue text)
+  returns messages.flow_state
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_state messages.flow_state;
+begin
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    perform messages._invalid(
+      format('queue %L has limits, which hold at READ COMMITTED only', queue),
+      'claim and take in a transaction of that isolation level'
+    );
+  end if;
+  select s.* into v_state
+  from messages.flow_state as s
+  where s.queue = _read_state.queue
+  order by s.number desc
+  limit 1;
+  return v_state;
+end;
+$$;
+
+-- Take those that are locked no more out of what runs, where it matters: with quantity more, none
+-- of the limits may be exceeded. new has been claimed ahead, by this transaction.
+create or replace function messages._count_running(
+  queue messages.queue, quantity integer, state messages.flow_state, new bigint[]
+)
+  returns messages.flow_state
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_state messages.flow_state := state;
+  v_now timestamptz := clock_timestamp();
+begin
+  if queue.concurrency is null and queue.key_concurrency is null then
+    v_state.running := '{}';
+  elsif v_now not between state.counted_at and state.counted_at + interval '5 seconds' then
+    -- Now and then all that is locked: what was claimed without a limit counts as well.
+    v_state.counted_at := v_now;
+    v_state.running := array(
+      select m.id
+      from messages.message as m
+      where m.state = 'locked'
+        and m.queue = _count_running.queue.name
+      except all
+      select n.id from unnest(_count_running.new) as n (id)
+    );
+    v_state.kept := cardinality(v_state.running);
+  elsif cardinality(state.running) + quantity > least(
+    queue.concurrency, case when new = '{}' then queue.key_concurrency end, 2 * state.kept + 500
+  ) then
+    v_state.running := array(
+      select m.id
+      from messages.message as m
+      where m.id = any (state.running)
+        -- Not a condition on the state itself, see _archive().
+        and (m.state = 'locked') is true
+    );
+    v_state.kept := cardinality(v_state.running);
+  end if;
+  return v_state;
+end;
+$$;
+
+-- Leave to the next claim what has changed. Without its turn a claim leaves only where to go on,
+-- and not even that where another one does so at this moment.
+create or replace function messages._keep_state(
+  before messages.flow_state, state messages.flow_state, has_turn boolean
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+begin
+  if state is not distinct from before then
+    return;
+  end if;
+  if not has_turn then
+    perform from messages.flow_state as s
+    where s.queue = before.queue
+      and s.number = before.number
+    for update skip locked;
+    if not found then
+      return;
+    end if;
+  end if;
+  update messages.flow_state as s
+  set number = s.number + 1,
+    natural_look = state.natural_look,
+    paid_at = state.paid_at,
+    counted_at = state.counted_at,
+    running = state.running,
+    kept = state.kept,
+    after_key = state.after_key,
+    round = state.round,
+    had = state.had,
+    walk_at = state.walk_at,
+    place = state.place
+  where s.queue = before.queue
+    and s.number = before.number;
+end;
+$$;
+
+-- Let the queue and the keys of these messages pay for them.
+create or replace function messages._charge(
+  queue messages.queue, ids bigint[], state messages.flow_state
+)
+  returns messages.flow_state
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_state messages.flow_state := state;
+begin
+  if ids = '{}' then
+    return v_state;
+  end if;
+  if queue.concurrency is not null or queue.key_concurrency is not null then
+    v_state.running := state.running || ids;
+  end if;
+  if queue.rate is not null then
+    v_state.paid_at := messages._pay(
+      state.paid_at, clock_timestamp(), cardinality(ids), queue.rate, queue.rate_period
+    );
+  end if;
+  if queue.key_rate is not null then
+    perform messages._charge_keys(queue, ids);
+  end if;
+  return v_state;
+end;
+$$;
