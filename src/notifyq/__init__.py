@@ -9,10 +9,12 @@ from notifyq.app import App
 from notifyq.deadletters import DeadLetters
 from notifyq.errors import (
     AccessDeniedError,
+    BatchNotFoundError,
     ConfigurationError,
     DatabaseError,
     DatabaseUnavailableError,
     DeadMessageError,
+    EventNotFoundError,
     ForeignPositionError,
     IncompleteInstallError,
     InvalidArgumentError,
@@ -40,7 +42,11 @@ from notifyq.errors import (
     SchemaTooNewError,
     SchemaTooOldError,
     ServerError,
+    StreamNotFoundError,
+    StreamPausedError,
+    SubscriptionNotFoundError,
 )
+from notifyq.event import Event, SubscriptionInfo
 from notifyq.groups import Group
 from notifyq.handlers import BatchHandler, Handler, MessageHandler
 from notifyq.model import ArchivedMessage, Attempt, Dependency, Message, State, Status
@@ -50,6 +56,9 @@ from notifyq.results import Handle
 from notifyq.retries import Reject, Retry
 from notifyq.schedules import Schedule, ScheduleInfo, Schedules
 from notifyq.signature import Transaction
+from notifyq.streams import StreamPolicy, Streams
+from notifyq.subscribers import Subscriber, SubscriberOptions
+from notifyq.subscription import Batch, Subscription
 from notifyq.waiting import MessageInbox
 from notifyq.worker import Worker
 
@@ -60,13 +69,17 @@ __all__ = [
     "App",
     "ArchivedMessage",
     "Attempt",
+    "Batch",
     "BatchHandler",
+    "BatchNotFoundError",
     "ConfigurationError",
     "DatabaseError",
     "DatabaseUnavailableError",
     "DeadLetters",
     "DeadMessageError",
     "Dependency",
+    "Event",
+    "EventNotFoundError",
     "ForeignPositionError",
     "Group",
     "Handle",
@@ -110,6 +123,15 @@ __all__ = [
     "ServerError",
     "State",
     "Status",
+    "StreamNotFoundError",
+    "StreamPausedError",
+    "StreamPolicy",
+    "Streams",
+    "Subscriber",
+    "SubscriberOptions",
+    "Subscription",
+    "SubscriptionInfo",
+    "SubscriptionNotFoundError",
     "Transaction",
     "Worker",
     "__version__",

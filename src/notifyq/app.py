@@ -22,6 +22,8 @@ from notifyq.publisher import Publisher
 from notifyq.registrar import Registrar
 from notifyq.results import Handle, Results
 from notifyq.schedules import Schedules
+from notifyq.streams import Streams
+from notifyq.subscription import Subscription
 from notifyq.waiting import MessageInbox, QueueBells
 from notifyq.worker import Worker
 
@@ -117,6 +119,16 @@ class App(Registrar):
     def archive(self) -> Archive:
         """Read live and finished messages; retry dead ones."""
         return Archive(self.database)
+
+    @property
+    def streams(self) -> Streams:
+        """Create, change, pause and drop streams; say who reads them, and from where on."""
+        return Streams(self.database)
+
+    def subscription(self, stream: str, subscriber: str, **options: Any) -> Subscription:
+        """Read a stream as one of its subscribers; the options are those of `Subscription`."""
+        given = {"listen_dsn": self.listen_dsn, **options}
+        return Subscription(self.database, stream, subscriber, **given)
 
     @property
     def schedules(self) -> Schedules:
@@ -220,15 +232,24 @@ class App(Registrar):
                 )
         return missing
 
+    async def create_subscriptions(self, streams: Sequence[str] = ()) -> list[tuple[str, str]]:
+        """Create streams and subscriptions of the subscribers that are missing; return those."""
+        return await self.streams.subscribe_all(self.registry.subscribers(streams))
+
     async def create_schedules(self, queues: Sequence[str] = ()) -> list[str]:
         """Put the schedules of `cron` functions in place; return those that were new or other."""
         wanted = self.registry.schedules_of(queues or self.registry.queues())
         return [schedule.name for schedule in wanted if await self.schedules.add(schedule)]
 
     def worker(
-        self, *, queues: Sequence[str] = (), sink: Sink | None = None, **settings: Any
+        self,
+        *,
+        queues: Sequence[str] = (),
+        streams: Sequence[str] = (),
+        sink: Sink | None = None,
+        **settings: Any,
     ) -> Worker:
-        """A worker for all queues that have a handler, or for some of them.
+        """A worker for all handlers and subscribers, or for those of some queues and streams.
 
         Settings are those of `WorkerSettings`, by keyword or environment.
         """
@@ -238,6 +259,7 @@ class App(Registrar):
             self.registry,
             settings=WorkerSettings.load(**settings),
             queues=queues,
+            streams=streams,
             listen_dsn=self.listen_dsn,
             **options,
         )
@@ -250,9 +272,13 @@ class App(Registrar):
         worker = worker or self.worker()
         async with self:
             await self.admin.check_schema()
-            await self.create_queues(worker.queues)
+            if worker.queues:
+                await self.create_queues(worker.queues)
+            if worker.streams:
+                await self.create_subscriptions(worker.streams)
             try:
-                await self.create_schedules(worker.queues)
+                if worker.queues:
+                    await self.create_schedules(worker.queues)
             except AccessDeniedError:
                 log.warning(
                     "the schedules of this app are left as they are, since only an admin may "

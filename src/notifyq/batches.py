@@ -56,8 +56,13 @@ class Batch(Generic[M]):
         self.lost.add(member)
         return len(self.lost) == len(self.members)
 
-    async def outcomes(self, tools: Tools) -> dict[M, Outcome]:
-        """Validate the payloads, call the handler, and tell for each message how that ended."""
+    async def outcomes(
+        self, tools: Tools, transaction: AnyConnection | None = None
+    ) -> dict[M, Outcome]:
+        """Validate the payloads, call the handler, and tell for each message how that ended.
+
+        In a transaction of the caller's it is for the caller to end it as the outcomes say.
+        """
         ended: dict[M, Outcome] = {}
         payloads: dict[M, Any] = {}
         for member in self.members:
@@ -73,10 +78,10 @@ class Batch(Generic[M]):
             first = next(iter(payloads))
             self._call = Execution(self.handler, first.message)
             self._call.task = self.task
-            if self.handler.is_transactional:
+            if self.handler.is_transactional and transaction is None:
                 ended |= await self._in_transaction(payloads, tools)
             else:
-                ended |= await self._ended(payloads, tools, None)
+                ended |= await self._ended(payloads, tools, transaction)
         return ended
 
     async def _ended(

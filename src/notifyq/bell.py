@@ -14,7 +14,13 @@ import asyncpg
 
 from notifyq import sql
 from notifyq.errors import NotifyqError
-from notifyq.events import ListenerDeaf, QueueAttended, QueueUnattended
+from notifyq.events import (
+    ListenerDeaf,
+    QueueAttended,
+    QueueUnattended,
+    StreamAttended,
+    StreamUnattended,
+)
 from notifyq.listener import hears
 
 if TYPE_CHECKING:
@@ -65,6 +71,8 @@ class Promises:
     there whenever a session has taken over.
     """
 
+    _attend, _unattend = sql.ATTEND, sql.UNATTEND
+
     def __init__(self, database: Database, sink: Sink, on_session: Callable[[], None]) -> None:
         self._database = database
         self._sink = sink
@@ -77,11 +85,18 @@ class Promises:
         self.attended: set[str] = set()
         self.places: dict[str, int] = {}
         self.silence: Silence | None = None
+        self.is_deaf = False
+        """Whether the session is one of a pooler, on which nothing can be promised."""
 
     @property
     def is_possible(self) -> bool:
         """Whether there is a session to promise anything on."""
         return self._session is not None
+
+    @property
+    def session(self) -> Session | None:
+        """The session that promises are made on; with it they end."""
+        return self._session
 
     async def serve(self, session: Session) -> None:
         """Lend the session to the worker for as long as it lasts."""
@@ -94,7 +109,10 @@ class Promises:
         self._loop = asyncio.get_running_loop()
         if not await hears(session, self._ring):
             self._home.call_soon_threadsafe(self._sink, ListenerDeaf(backend_pid=row["pid"]))
+            self.is_deaf = True
+            self._home.call_soon_threadsafe(self._on_session)
             return
+        self.is_deaf = False
         self._session = session
         try:
             self._home.call_soon_threadsafe(self._on_session)
@@ -114,10 +132,10 @@ class Promises:
 
     async def attend(self, queue: str) -> bool | None:
         """Promise to look at the queue every few milliseconds; answer as messages.attend() does."""
-        answer: bool | None = await self._call(sql.ATTEND, queue)
+        answer: bool | None = await self.call(self._attend, queue)
         if answer is True:
             self.attended.add(queue)
-            self._sink(QueueAttended(queue=queue))
+            self._tell(queue, attended=True)
         elif answer is None:
             await self.fall_silent([queue])
         return answer
@@ -126,16 +144,16 @@ class Promises:
         """Attend these queues no more. Where that cannot be said, the promise stands."""
         if not queues:
             return
-        number = await self._call(sql.UNATTEND, queues)
+        number = await self.call(self._unattend, queues)
         if number is not None:
             self.attended.difference_update(queues)
             await self.fall_silent(queues, number)
             for queue in queues:
-                self._sink(QueueUnattended(queue=queue))
+                self._tell(queue, attended=False)
 
     async def watch(self, queues: list[str]) -> set[str]:
         """Try for a place in each of the queues; return those where all places are taken."""
-        places = await self._call(sql.WATCH, queues)
+        places = await self.call(sql.WATCH, queues)
         if places is None:
             return set()
         taken = {q: p for q, p in zip(queues, places, strict=True) if p is not None}
@@ -145,7 +163,7 @@ class Promises:
     async def unwatch(self) -> None:
         """Give up all places; whoever is the last to leave calls the others."""
         if self.places:
-            await self._call(sql.UNWATCH, list(self.places), list(self.places.values()))
+            await self.call(sql.UNWATCH, list(self.places), list(self.places.values()))
             self.places.clear()
 
     async def summon(self, queues: Iterable[str], *, always: bool = False) -> bool:
@@ -171,13 +189,16 @@ class Promises:
             log.debug("a call for the bell failed: %s", error)
             return None
 
+    def _tell(self, queue: str, *, attended: bool) -> None:
+        self._sink(QueueAttended(queue=queue) if attended else QueueUnattended(queue=queue))
+
     async def _ring(self, channel: str) -> Any:
         return await self._from_home(self.ask(sql.RING, channel))
 
     async def _from_home(self, call: Coroutine[Any, Any, Any]) -> Any:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._home))
 
-    async def _call(self, statement: str, *args: Any) -> Any:
+    async def call(self, statement: str, *args: Any) -> Any:
         """The one value of a call on the listening session; None if it cannot be had."""
         session = self._session
         if session is None:
@@ -205,3 +226,24 @@ class Promises:
                 raise
             return None  # it was the listener's loop that ended
         return rows[0][0]
+
+
+class StreamPromises(Promises):
+    """Attended streams. Every subscriber answers every bell, so there are no places among them."""
+
+    _attend, _unattend = sql.ATTEND_STREAM, sql.UNATTEND_STREAMS
+
+    async def watch(self, queues: list[str]) -> set[str]:
+        """Take no place."""
+        return set(queues)
+
+    async def summon(self, queues: Iterable[str], *, always: bool = False) -> bool:
+        """Call all subscribers of these streams. False: it cannot be."""
+        return await self.ask(sql.RING_STREAMS, list(queues)) is not None
+
+    async def next_due(self, queues: Iterable[str]) -> float | None:
+        """Leave what is due again to the poll."""
+        return None
+
+    def _tell(self, queue: str, *, attended: bool) -> None:
+        self._sink(StreamAttended(stream=queue) if attended else StreamUnattended(stream=queue))

@@ -80,16 +80,19 @@ class Execution:
         self.task.cancel()
         return True
 
-    async def outcome(self, tools: Tools) -> Outcome:
-        """Validate the payload, call the handler, and tell how that ended."""
+    async def outcome(self, tools: Tools, transaction: AnyConnection | None = None) -> Outcome:
+        """Validate the payload, call the handler, and tell how that ended.
+
+        In a transaction of the caller's it is for the caller to end it as the outcome says.
+        """
         if self.handler.process is not None:
             return await self._in_process(self.handler.process, tools)
         payload = self.payload()
         if isinstance(payload, Rejected | Failed):
             return payload
-        if self.handler.is_transactional:
+        if self.handler.is_transactional and transaction is None:
             return await self._in_transaction(payload, tools)
-        return await self._ended(payload, tools, None)
+        return await self._ended(payload, tools, transaction)
 
     def payload(self) -> Any:
         """The payload as the handler takes it, or the outcome where it is not valid."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from notifyq.crons import make_cron
 from notifyq.handlers import Publishing
 from notifyq.registry import Registry, make_handler
+from notifyq.subscribers import make_subscriber
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from notifyq.crons import CronOptions
     from notifyq.handlers import Handler, Middleware, Register, RegisterBatch, RegisterCron
     from notifyq.registry import HandlerOptions
+    from notifyq.subscribers import RegisterSubscriber, Subscriber, SubscriberOptions
 
 F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Middleware")
@@ -79,6 +81,48 @@ class Registrar(Publishing):
             )
             self.registry.add(handler)
             return handler
+
+        return register
+
+    def subscriber(
+        self,
+        stream: str,
+        subscriber: str,
+        *,
+        batch: int | None = None,
+        **options: Unpack[SubscriberOptions],
+    ) -> RegisterSubscriber:
+        """Register a function, async or sync, as a subscriber of a stream: it gets every event.
+
+        It takes the payload of an event, validated as the parameter's annotation says, and, where a
+        parameter is annotated `notifyq.Event`, the event itself; resources and middleware as for
+        `handler`. With `batch` it takes lists of up to so many, and `notifyq.Batch` if it wants to;
+        it returns None, or a list with an outcome for each, in which an exception is one.
+
+        What it returns is dropped. `Reject` archives the event as dead for this subscriber, any
+        other exception has it delivered again, up to `max_attempts` times, after a `backoff` as
+        that of a handler; then it is dead as well. With `ordered` an event that fails holds up
+        those of its key behind it; without, it comes again in a later batch. With `transactional`
+        it takes a `notifyq.Transaction`, in which the batch is finished, too.
+
+        One worker at a time serves a subscription; with `members`, so many batches are handled at a
+        time over all workers. `concurrency` is for the events of one batch, of which there are up
+        to `quantity`. A worker creates the stream, with `policy`, and the subscription at
+        `position`, where they are missing.
+        """
+
+        def register(function: Callable[..., Any]) -> Subscriber[Any]:
+            made = make_subscriber(
+                stream,
+                subscriber,
+                function,
+                resources=self.registry.resources,
+                publisher=self,
+                batch=batch,
+                **options,
+            )
+            self.registry.add_subscriber(made)
+            return made
 
         return register
 

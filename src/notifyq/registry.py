@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from notifyq.handlers import Middleware, Publishing
     from notifyq.retries import Backoff
     from notifyq.schedules import Schedule
+    from notifyq.subscribers import Subscriber
 
+Opened = dict[Any, Any]
+"""Handlers by queue, and subscribers by stream and name."""
 _MOST_BATCH = 10_000
 _MOST_ATTEMPTS = 1000
 
@@ -48,6 +51,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler[Any]] = {}
+        self._subscribers: dict[tuple[str, str], Subscriber[Any]] = {}
         self.schedules: dict[str, Schedule] = {}
         """By name."""
         self.resources = Resources()
@@ -61,6 +65,39 @@ class Registry:
                 f"queue {handler.queue!r} has the handler {name(other.function)} already: "
                 f"{name(handler.function)} needs a queue of its own"
             )
+
+    def add_subscriber(self, subscriber: Subscriber[Any]) -> None:
+        """Register a subscriber; a second one of its name and stream is an error."""
+        stream, called = subscriber.subscription
+        other = self._subscribers.setdefault((stream, called), subscriber)
+        if other is not subscriber:
+            raise ConfigurationError(
+                f"stream {stream!r} has the subscriber {called!r} already, "
+                f"{name(other.function)}: {name(subscriber.function)} needs a name of its own"
+            )
+
+    def subscribers(self, streams: Iterable[str] = ()) -> list[Subscriber[Any]]:
+        """The subscribers in the order of registration, all or those of some streams."""
+        wanted = set(streams)
+        return [it for it in self._subscribers.values() if not wanted or it.stream in wanted]
+
+    def check(self, queues: Iterable[str], streams: Iterable[str]) -> None:
+        """Raise unless there is something to serve, and for all that is asked for."""
+        for queue in queues:
+            if queue not in self._handlers:
+                raise ConfigurationError(
+                    f"no handler for queue {queue!r}: there are handlers for "
+                    f"{', '.join(self._handlers) or 'no queue at all'}"
+                )
+        known = {stream for stream, _ in self._subscribers}
+        for stream in streams:
+            if stream not in known:
+                raise ConfigurationError(
+                    f"no subscriber of stream {stream!r}: there are subscribers of "
+                    f"{', '.join(sorted(known)) or 'no stream at all'}"
+                )
+        if not self._handlers and not known:
+            raise ConfigurationError("there is no handler: register one with @app.handler('queue')")
 
     def add_schedule(self, schedule: Schedule) -> None:
         """Register what workers of its queue put in place; a second one of its name is an error."""
@@ -86,16 +123,21 @@ class Registry:
 
     @asynccontextmanager
     async def opened(
-        self, queues: Iterable[str], given: Mapping[Any, Any] | None = None
-    ) -> AsyncIterator[dict[str, Handler[Any]]]:
+        self,
+        queues: Iterable[str],
+        given: Mapping[Any, Any] | None = None,
+        *,
+        subscribers: Iterable[Subscriber[Any]] = (),
+    ) -> AsyncIterator[Opened]:
         """Give the handlers of these queues, ready to be called, while their resources are open."""
-        handlers = [self[queue] for queue in queues]
-        wanted = [kind for handler in handlers for _, kind in handler.resources]
+        keyed: dict[Any, Any] = {queue: self[queue] for queue in queues}
+        keyed |= {subscriber.subscription: subscriber for subscriber in subscribers}
+        wanted = [
+            kind for it in keyed.values() for _, kind in it.resources if kind in self.resources
+        ]
         async with self.resources.opened(wanted, given or {}) as values:
-            yield {
-                handler.queue: _bound(handler, values, tuple(self._middleware))
-                for handler in handlers
-            }
+            middleware = tuple(self._middleware)
+            yield {key: _bound(it, values, middleware) for key, it in keyed.items()}
 
     def __getitem__(self, queue: str) -> Handler[Any]:
         return self._handlers[queue]
@@ -113,7 +155,8 @@ def _bound(
 ) -> Handler[Any]:
     if not handler.resources and not middleware:
         return handler
-    arguments = {parameter: values[kind] for parameter, kind in handler.resources}
+    # A batch of events is not there yet.
+    arguments = {place: values[kind] for place, kind in handler.resources if kind in values}
     return replace(handler, function=partial(handler.function, **arguments), middleware=middleware)
 
 

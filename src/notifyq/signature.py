@@ -13,6 +13,7 @@ from asyncpg.pool import PoolConnectionProxy
 from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
 
 from notifyq.errors import ConfigurationError
+from notifyq.event import Event
 from notifyq.model import Message
 from notifyq.resources import Resources, hints, name
 
@@ -42,8 +43,11 @@ class Signature:
         *,
         is_batch: bool,
         has_transaction: bool,
+        kind: type[Message] | type[Event] = Message,
     ) -> None:
+        """Read the signature; `kind` is what the function takes that is not only its payload."""
         self._function = function
+        self._kind = kind
         self._known = known
         self._is_batch = is_batch
         self._has_transaction = has_transaction
@@ -63,8 +67,8 @@ class Signature:
                 if not self._add(parameter):
                     raise ConfigurationError(
                         f"{name(function)} cannot be a handler: it may take the payload, a "
-                        f"notifyq.Message, and resources that are registered before it, but "
-                        f"parameter {parameter.name!r} would get nothing"
+                        f"notifyq.{kind.__name__}, and resources that are registered before it, "
+                        f"but parameter {parameter.name!r} would get nothing"
                     )
         if has_transaction and "transaction" not in [
             *self.takes,
@@ -104,12 +108,13 @@ class Signature:
         return parameter.kind is not parameter.POSITIONAL_ONLY
 
     def _slot(self, hint: Any) -> str | None:
-        if hint is Message and self._is_batch:
+        kind = self._kind
+        if hint is kind and self._is_batch:
             raise ConfigurationError(
-                f"{name(self._function)} takes many messages at once: annotate the parameter with "
-                "list[notifyq.Message]"
+                f"{name(self._function)} takes many {kind.__name__.lower()}s at once: annotate the "
+                f"parameter with list[notifyq.{kind.__name__}]"
             )
-        if hint is Message or (self._is_batch and _element(hint) is Message):
+        if hint is kind or (self._is_batch and _element(hint) is kind):
             return "message"
         if hint in _CONNECTIONS and (self._has_transaction or hint not in self._known):
             if not self._has_transaction:

@@ -171,6 +171,84 @@ RECEIVE = "select * from messages.receive(source => $1, messages => $2::text::js
 IS_FOREIGN = "select messages._is_foreign(messages._here())"
 ADOPT = "select messages.adopt()"
 
+CREATE_STREAM = """
+select messages.create_stream(
+  name => $1, payload_type => $2::text::regtype, payload_schema => $3::text::jsonb,
+  durable => coalesce($4, true), retention => coalesce($5, interval '1 hour'), max_lag => $6,
+  max_events => $7, bell => coalesce($8, 'auto'), max_bytes => coalesce($9, 1048576))
+"""
+ALTER_STREAM = """
+select messages.alter_stream(
+  name => $1, payload_type => $2::text::regtype, payload_schema => $3::text::jsonb,
+  durable => $4, retention => $5, max_lag => $6, max_events => $7, bell => $8, max_bytes => $9)
+"""
+DROP_STREAM = "select messages.drop_stream(name => $1, force => $2)"
+PAUSE_STREAM = "select messages.pause_stream(name => $1)"
+RESUME_STREAM = "select messages.resume_stream(name => $1)"
+STREAM_INFO = "select * from messages.stream_info(stream => $1)"
+SUBSCRIBE = "select messages.subscribe(stream => $1, subscriber => $2, position => $3)"
+UNSUBSCRIBE = "select messages.unsubscribe(stream => $1, subscriber => $2)"
+SEEK = "select messages.seek(stream => $1, subscriber => $2, position => $3)"
+TICK = "select messages.tick(stream => $1)"
+SUBSCRIPTION_INFO = """
+select * from messages.subscription_info(stream => $1, subscriber => $2)
+"""
+NEXT_BATCH = """
+select messages.next_batch(
+  stream => $1, subscriber => $2, quantity => $3, member => $4, takeover => $5)
+"""
+BATCH_INFO = "select * from messages.batch_info(batch => $1)"
+BATCH_EVENTS = "select * from messages.batch_events(batch => $1)"
+# It outlives its transaction, so that none is open while somebody works on what was fetched.
+HOLD_EVENTS = """
+declare notifyq_events cursor with hold for select * from messages.batch_events(batch => $1)
+"""
+FETCH_EVENTS = "fetch 1000 from notifyq_events"
+CLOSE_EVENTS = "close notifyq_events"
+RETRY_EVENT = """
+select messages.retry_event(batch => $1, event => $2, delay => $3, reason => $4)
+"""
+FAIL_EVENT = "select messages.fail_event(batch => $1, event => $2, reason => $3)"
+RETRY_EVENTS = """
+select messages.retry_event(batch => $1, event => u.event, delay => u.delay, reason => u.reason)
+from unnest($2::bigint[], $3::interval[], $4::text[]) as u (event, delay, reason)
+"""
+FAIL_EVENTS = """
+select messages.fail_event(batch => $1, event => u.event, reason => u.reason)
+from unnest($2::bigint[], $3::text[]) as u (event, reason)
+"""
+FINISH_BATCH = "select messages.finish_batch(batch => $1)"
+# One statement, hence one snapshot: what is read and where the next look begins belong together.
+EVENTS_SINCE = """
+select messages.current_position() as position, e.*
+from (select) as once
+left join messages.events_since(stream => $2, seen => messages.snapshot_of($1)) as e on true
+"""
+ATTEND_STREAM = "select messages.attend_stream(stream => $1, eager => false)"
+UNATTEND_STREAMS = "select messages.unattend_streams(streams => $1)::text"
+RING_STREAMS = """
+select true from unnest($1::text[]) as u (name), pg_notify('new_event', u.name)
+"""
+# Who has the lock serves the subscription; it ends with the session, whatever happens.
+LEAD = """
+select array(
+  select pg_try_advisory_lock(hashtextextended(u.name, 7305427006))
+  from unnest($1::text[]) with ordinality as u (name, place)
+  order by u.place)
+"""
+LEAD_IN_TRANSACTION = """
+select array(
+  select pg_try_advisory_xact_lock(hashtextextended(u.name, 7305427006))
+  from unnest($1::text[]) with ordinality as u (name, place)
+  order by u.place)
+"""
+UNLEAD = """
+select array(
+  select pg_advisory_unlock(hashtextextended(u.name, 7305427006))
+  from unnest($1::text[]) as u (name))
+"""
+
+NEW_EVENT = "new_event"
 NEW_MESSAGE = "new_message"
 DEAD_MESSAGE = "dead_message"
 FINISHED_MESSAGE = "finished_message"

@@ -27,6 +27,7 @@ from notifyq.inbox import Inbox
 from notifyq.listener import Listener
 from notifyq.pace import Allowance
 from notifyq.processes import Processes
+from notifyq.readers import Readers
 from notifyq.tools import Tools
 from notifyq.transactions import Transactions
 from notifyq.upkeep import Upkeep
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from notifyq.config import WorkerSettings
     from notifyq.database import Database
+    from notifyq.listener import Service
     from notifyq.model import Message
     from notifyq.registry import Registry
 
@@ -61,22 +63,20 @@ class Worker:
         *,
         settings: WorkerSettings,
         queues: Sequence[str] = (),
+        streams: Sequence[str] = (),
         listen_dsn: str | None = None,
         sink: Sink = log_sink,
     ) -> None:
-        unknown = [queue for queue in queues if queue not in registry.queues()]
-        if unknown:
-            raise ConfigurationError(
-                f"no handler for queue {unknown[0]!r}: there are handlers for "
-                f"{', '.join(registry.queues()) or 'no queue at all'}"
-            )
+        everything = not queues and not streams
+        self.queues = registry.queues() if everything else tuple(queues)
+        """The queues that this worker serves."""
+        self._subscribers = registry.subscribers(streams) if everything or streams else []
+        self.streams = tuple(dict.fromkeys(it.stream for it in self._subscribers))
+        """The streams that it serves subscribers of."""
+        registry.check(self.queues, streams)
         self._database = database
         self._registry = registry
         self._settings = settings
-        self.queues = tuple(queues or registry.queues())
-        """The queues that this worker serves."""
-        if not self.queues:
-            raise ConfigurationError("there is no handler: register one with @app.handler('queue')")
         self._listen_dsn = listen_dsn or database.dsn
         self._sink = Guarded(sink)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
@@ -105,6 +105,7 @@ class Worker:
             on_failure=self._fail,
             sink=self._sink,
         )
+        self._readers: list[Readers] = []
         self._home: asyncio.AbstractEventLoop | None = None
         self._is_full = False
         self._stops = 0
@@ -127,10 +128,14 @@ class Worker:
 
     def _stop_requested(self) -> None:
         self._wake.set()
+        for readers in self._readers:
+            readers.stop()
         self._claims.stop()
         self._crew.stop_starting()
         if self._stops > 1:
             self._crew.cancel()
+            for readers in self._readers:
+                readers.cancel()
 
     async def run(self) -> None:
         """Work until `stop()`, or until the database is gone for longer than the retries last."""
@@ -139,21 +144,33 @@ class Worker:
         settings = self._settings
         self._home = asyncio.get_running_loop()
         promises = Promises(self._database, self._sink, on_session=self._wake.set)
-        self._attendance = Attendance(promises, self.queues, poll=settings.poll.total_seconds())
+        poll = settings.poll.total_seconds()
+        self._attendance = Attendance(promises, self.queues, poll=poll)
+        serve: list[Service] = []
+        if self.queues:
+            serve += [self._crew.heartbeat.serve, promises.serve]
+        if self._subscribers:
+            readers = Readers(
+                self._database, self._subscribers, self._sink, poll=poll, on_failure=self._fail
+            )
+            self._readers.append(readers)
+            serve.append(readers.serve)
+        channels = [sql.NEW_MESSAGE] if self.queues else []
+        channels += [sql.NEW_EVENT] if self.streams else []
         # Everything closes in the reverse of this order: handlers drain while their locks are
         # extended on the listener's session, their resources are open, and the pool is there to
         # settle them.
         async with (
             self._database,
-            self._registry.opened(self.queues) as self._handlers,
+            self._registry.opened(self.queues, subscribers=self._subscribers) as self._handlers,
             Listener(
                 self._listen_dsn,
-                [sql.NEW_MESSAGE],
+                channels,
                 self._hear,
                 settings=self._database.settings,
                 name="notifyq worker",
                 ping=settings.ping.total_seconds(),
-                services=[self._crew.heartbeat.serve, promises.serve],
+                services=serve,
                 sink=self._sink,
             ) as listener,
         ):
@@ -164,6 +181,7 @@ class Worker:
                 self._serve(upkeep.serve()),
                 self._serve(self._crew.watch()),
             ]
+            services += [self._serve(it.run(self._handlers)) for it in self._readers]
             try:
                 await self._claim_until_stopped()
             finally:
@@ -176,6 +194,9 @@ class Worker:
 
     async def _claim_until_stopped(self) -> None:
         vain = Allowance(_VAIN, _VAIN_RATE)
+        while not self.queues and not self._stops:
+            self._wake.clear()
+            await self._wake.wait()
         while not self._stops:
             # Cleared before the look: a bell that rings while it is under way must set it again,
             # else its message waits for the next poll.
@@ -219,11 +240,13 @@ class Worker:
                 self.counts["released"] += len(await self._inbox.release(self._refused))
         except DatabaseUnavailableError as error:
             self._fail(error)
-        await self._crew.drain(grace, hurried=lambda: self._stops > 1)
-        await farewell
+        crew = self._crew.drain(grace, hurried=lambda: self._stops > 1)
+        await asyncio.gather(farewell, crew, *(it.drain(grace) for it in self._readers))
 
     async def _end(self, services: list[asyncio.Task[None]]) -> None:
         await self._crew.abandon()
+        for readers in self._readers:
+            await readers.close()
         for service in services:
             service.cancel()
         await asyncio.wait(services)
@@ -237,7 +260,12 @@ class Worker:
             )
         )
 
-    def _hear(self, _channel: str, payload: str) -> None:
+    def _hear(self, channel: str, payload: str) -> None:
+        if channel != sql.NEW_MESSAGE:
+            for readers in self._readers:
+                readers.hear(payload)
+        if channel == sql.NEW_EVENT:
+            return
         # A payload is a hint that anybody may forge: it decides on a look, and on nothing else.
         queue, _, ids = payload.rpartition(":")
         if not queue or (queue in self.queues and self._attendance.answers(queue, ids)):

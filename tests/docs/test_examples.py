@@ -140,7 +140,7 @@ def test_the_commands_of_the_reference_work(
         # These run until they are stopped, have a server of their own, or need another queue.
         is_long = args[0] in {"worker", "server", "demo", "bench", "chaos", "import"}
         # And this one wants the app of the examples.
-        if is_long or args[:2] in (["dead", "watch"], ["schedules", "apply"]):
+        if is_long or args[:2] in (["dead", "watch"], ["schedules", "apply"], ["stream", "tail"]):
             continue
         if args[0] == "ping" and "--as" in args:
             continue

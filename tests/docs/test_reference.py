@@ -20,6 +20,7 @@ from notifyq.cli.common import span
 from notifyq.cli.main import app as command_line
 from notifyq.config import DatabaseSettings, Settings, WorkerSettings
 from notifyq.registry import HandlerOptions
+from notifyq.subscribers import SubscriberOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,6 +113,12 @@ def test_the_table_has_no_setting_that_is_gone() -> None:
 def test_every_option_of_a_handler_is_in_the_table() -> None:
     documented = ", ".join(table(page("python.md"), "option of `handler`"))
     options = {"queue", "batch", "linger", *HandlerOptions.__annotations__}
+    assert set(re.findall(r"\w+", documented)) == options
+
+
+def test_every_option_of_a_subscriber_is_in_the_table() -> None:
+    documented = ", ".join(table(page("streams.md"), "option of `subscriber`"))
+    options = {"batch", *SubscriberOptions.__annotations__}
     assert set(re.findall(r"\w+", documented)) == options
 
 

@@ -21,6 +21,7 @@ from notifyq.config import DatabaseSettings, dsn_from_environment, parse_duratio
 from notifyq.database import Database
 from notifyq.embedded import development
 from notifyq.errors import ConfigurationError
+from notifyq.event import Event
 from notifyq.model import ArchivedMessage, Message
 from notifyq.payload import check_json
 
@@ -268,6 +269,15 @@ def message_json(message: Message | ArchivedMessage, **more: Any) -> str:
     raw = {name: fields[name] for name in ("message", "result") if fields.get(name) is not None}
     fields |= more
     parts = (f'"{name}":{raw.get(name) or _json(value)}' for name, value in fields.items())
+    return f"{{{','.join(parts)}}}"
+
+
+def event_json(event: Event) -> str:
+    """An event as one line of JSON, its payload as PostgreSQL has it."""
+    fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
+    parts = (
+        f'"{name}":{value if name == "message" else _json(value)}' for name, value in fields.items()
+    )
     return f"{{{','.join(parts)}}}"
 
 

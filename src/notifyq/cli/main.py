@@ -24,6 +24,7 @@ from notifyq.cli import (
     schedules,
     schema,
     server,
+    stream,
     worker,
 )
 from notifyq.cli.arguments import with_dsn
@@ -55,6 +56,7 @@ app.command("worker")(worker.worker)
 app.command("publish")(publish.publish)
 app.command("import")(importing.import_)
 app.add_typer(queues.queues)
+app.add_typer(stream.stream)
 app.add_typer(schedules.schedules)
 app.command("ls")(messages.ls)
 app.command("show")(messages.show)

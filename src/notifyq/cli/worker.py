@@ -37,6 +37,10 @@ def worker(
     queue: Annotated[
         list[str] | None, typer.Option("--queue", "-q", help="Only this queue; may be repeated.")
     ] = None,
+    stream: Annotated[
+        list[str] | None,
+        typer.Option("--stream", "-s", help="Only this stream's subscribers; may be repeated."),
+    ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option("--concurrency", "-c", min=1, max=10_000, help="Handlers at the same time."),
@@ -83,7 +87,12 @@ def worker(
     async def work() -> None:
         log.debug("the event loop is that of %s", type(asyncio.get_running_loop()).__module__)
         running = app.worker(
-            queues=queue or (), sink=sink, concurrency=concurrency, grace=grace, poll=poll
+            queues=queue or (),
+            streams=stream or (),
+            sink=sink,
+            concurrency=concurrency,
+            grace=grace,
+            poll=poll,
         )
         try:
             with stop_signals(running.stop, control):

@@ -10,12 +10,16 @@ from unittest.mock import ANY
 from pydantic_core import to_jsonable_python
 
 from notifyq.batches import Batch
+from notifyq.deliveries import Delivery
+from notifyq.event import Event
+from notifyq.events import log_sink
 from notifyq.executor import Cause, Execution
 from notifyq.handlers import Handler
 from notifyq.inbox import Inbox
 from notifyq.model import ArchivedMessage, Failed, Message, Rejected
 from notifyq.processes import Processes
 from notifyq.retries import seconds
+from notifyq.subscribers import Subscriber
 from notifyq.tools import Tools
 from notifyq.transactions import Transactions
 
@@ -35,6 +39,7 @@ set created_at = created_at - $1::interval,
   locked_at = locked_at - $1::interval,
   lock_expires_at = lock_expires_at - $1::interval
 """
+_EVENTS = "select * from messages.events_since(stream => $1, seen => '1:1:')"
 _UPKEEP = "select messages.stage_due(), messages.reap()"
 
 
@@ -59,9 +64,13 @@ class Sandbox:
         self._stack = AsyncExitStack()
         self._stack.push_async_callback(self._give_back)
         async with self._stack:
-            await self.app.create_queues()
             registry = self.app.registry
-            opened = registry.opened(registry.queues(), self._resources)
+            subscribers = registry.subscribers()
+            if registry.queues():
+                await self.app.create_queues()
+            if subscribers:
+                await self.app.create_subscriptions()
+            opened = registry.opened(registry.queues(), self._resources, subscribers=subscribers)
             self._handlers = await self._stack.enter_async_context(opened)
             self._stack = self._stack.pop_all()
         return self
@@ -81,17 +90,19 @@ class Sandbox:
         *,
         times: int | None = 1,
         **fields: Any,
-    ) -> list[Message | ArchivedMessage]:
+    ) -> list[Any]:
         """Assert that such a message was published `times` times (None: at all); return them.
 
         `payload` is compared as JSON, so it may be a model; `fields` are attributes of `Message`
-        such as `priority` or `dedup_key`. Messages count whether they were handled or not.
+        such as `priority` or `dedup_key`, or of `Event` where it is a stream. Messages count
+        whether they were handled or not.
         """
         name = queue.queue if isinstance(queue, Handler) else queue
         archive = self.app.archive
-        everything: list[Message | ArchivedMessage] = [
+        everything: list[Any] = [
             *await archive.finished(name, quantity=_ALL),
             *await archive.live(name, quantity=_ALL),
+            *await self._events(name),
         ]
         everything.sort(key=lambda message: message.id)
         found = [
@@ -111,43 +122,93 @@ class Sandbox:
             )
         return found
 
+    async def _events(self, name: str) -> list[Event]:
+        """The events of a stream, if it is one."""
+        if not any(row["stream"] == name for row in await self.app.streams.info()):
+            return []
+        return [Event.from_row(row, name) for row in await self.app.database.fetch(_EVENTS, name)]
+
     async def drain(
         self, *queues: str | Handler[Any], check: bool = True, most: int = 1000
     ) -> list[ArchivedMessage]:
         """Handle all that is due, also what handlers publish; return the messages that are done.
 
-        With `check` the first attempt that does not succeed is an AssertionError that says why.
-        Messages that wait for a later time, as for their next attempt, stay: see `advance()`.
+        Subscribers are called for the events that are there. With `check` the first attempt that
+        does not succeed is an AssertionError that says why. What waits for a later time, as for its
+        next attempt, stays: see `advance()`.
         More than `most` messages are an error, for handlers may publish to each other for ever.
         """
-        names = [q.queue if isinstance(q, Handler) else q for q in queues]
-        names = names or list(self.app.registry.queues())
-        allowed = [self._handlers[queue].policy.max_attempts for queue in names]
+        registry = self.app.registry
+        readers = [it.subscription for it in queues if isinstance(it, Subscriber)]
+        names = [
+            it.queue if isinstance(it, Handler) else it
+            for it in queues
+            if not isinstance(it, Subscriber)
+        ]
+        if not queues:
+            names = list(registry.queues())
+            readers = [it.subscription for it in registry.subscribers()]
         inbox = Inbox(self.app.database, "sandbox")
         tools = Tools(transactions=Transactions(self.app.database, 1), processes=Processes())
         handled: list[int] = []
+        delivered = 0
         try:
-            while messages := await inbox.claim(names, 1, thorough=True, max_attempts=allowed):
-                handler = self._handlers[messages[0].queue]
-                if (more := (handler.batch or 1) - 1) > 0:
-                    messages += await inbox.claim(
-                        [handler.queue],
-                        more,
-                        thorough=True,
-                        max_attempts=[handler.policy.max_attempts],
-                    )
-                await self._handle(inbox, tools, handler, messages, check=check)
-                handled += [message.id for message in messages]
-                if len(handled) > most:
+            while True:
+                handled += await self._handle_all(inbox, tools, names, check=check, most=most)
+                more = sum([await self._deliver(it, tools, check=check) for it in readers])
+                if not more:
+                    break
+                if (delivered := delivered + more) > most:
                     raise AssertionError(
-                        f"more than {most} messages: do handlers publish to each other for ever? "
-                        f"The last was {_line(messages[-1])}"
+                        f"more than {most} events: do subscribers publish to each other for ever?"
                     )
         finally:
             await tools.close()
             await inbox.close()
         found = [await self.app.archive.find(message_id) for message_id in dict.fromkeys(handled)]
         return [message for message in found if isinstance(message, ArchivedMessage)]
+
+    async def _handle_all(
+        self, inbox: Inbox, tools: Tools, names: list[str], *, check: bool, most: int
+    ) -> list[int]:
+        """Handle what is due in these queues; return the ids."""
+        handled: list[int] = []
+        allowed = [self._handlers[queue].policy.max_attempts for queue in names]
+        while names and (
+            messages := await inbox.claim(names, 1, thorough=True, max_attempts=allowed)
+        ):
+            handler = self._handlers[messages[0].queue]
+            if (more := (handler.batch or 1) - 1) > 0:
+                messages += await inbox.claim(
+                    [handler.queue],
+                    more,
+                    thorough=True,
+                    max_attempts=[handler.policy.max_attempts],
+                )
+            await self._handle(inbox, tools, handler, messages, check=check)
+            handled += [message.id for message in messages]
+            if len(handled) > most:
+                raise AssertionError(
+                    f"more than {most} messages: do handlers publish to each other for ever? "
+                    f"The last was {_line(messages[-1])}"
+                )
+        return handled
+
+    async def _deliver(self, subscription: tuple[str, str], tools: Tools, *, check: bool) -> int:
+        """Call a subscriber for what is there; return for how many events."""
+        subscriber = self._handlers[subscription]
+        read = self.app.subscription(*subscription)
+        delivered = 0
+        while (batch := await read.next_batch(subscriber.quantity)) is not None:
+            delivery = Delivery(subscriber, self.app.database, tools, log_sink)
+            await delivery.handle(batch)
+            if check and delivery.errors:
+                stream, name = subscription
+                raise AssertionError(
+                    f"{name!r} of stream {stream!r} did not succeed: {delivery.errors[0]}"
+                )
+            delivered += len(batch)
+        return delivered
 
     async def advance(self, by: timedelta | float) -> None:
         """Let a time pass, in seconds: messages fall due, and locks expire."""
@@ -186,7 +247,7 @@ class Sandbox:
                 raise AssertionError(f"{_line(member.message)} did not succeed: {reason}")
 
 
-def _is_json(expected: Any, message: Message | ArchivedMessage) -> bool:
+def _is_json(expected: Any, message: Message | ArchivedMessage | Event) -> bool:
     found = message.payload()
     if found == expected:
         return True
@@ -199,5 +260,5 @@ def _count(number: int) -> str:
     return f"{number or 'no'} message{'' if number == 1 else 's'}"
 
 
-def _line(message: Message | ArchivedMessage) -> str:
+def _line(message: Message | ArchivedMessage | Event) -> str:
     return f"message {message.id} of queue {message.queue!r}: {message.message}"

@@ -1,0 +1,261 @@
+"""`notifyq stream`: list, create, change and drop streams; who reads them, and from where on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from notifyq.cli.common import (
+    DsnOption,
+    JsonOption,
+    duration,
+    open_database,
+    out,
+    print_rows,
+    run,
+)
+from notifyq.cli.tail import tail
+from notifyq.errors import ConfigurationError
+from notifyq.streams import StreamPolicy, Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from notifyq.admin import Bell
+
+stream = typer.Typer(
+    name="stream", help="Streams: events that every subscriber gets.", no_args_is_help=True
+)
+stream.command("tail")(tail)
+
+NameArgument = Annotated[str, typer.Argument(help="Name of the stream.")]
+SubscriberArgument = Annotated[str, typer.Argument(help="Name of the subscriber.")]
+PositionArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="POSITION", help="last, now, start, the number of a tick, or an instant."
+    ),
+]
+TypeOption = Annotated[
+    str | None, typer.Option("--payload-type", metavar="TYPE", help="A type of PostgreSQL.")
+]
+SchemaOption = Annotated[
+    Path | None,
+    typer.Option("--payload-schema", metavar="FILE", help="JSON Schema of all events."),
+]
+DurableOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--durable/--volatile", help="Whether events survive a crash.", show_default=False
+    ),
+]
+RetentionOption = Annotated[
+    Any,
+    typer.Option(parser=duration, metavar="DURATION", help="Keep what all have read for so long."),
+]
+MaxLagOption = Annotated[
+    Any,
+    typer.Option(parser=duration, metavar="DURATION", help="Skip what a subscriber is behind."),
+]
+MaxEventsOption = Annotated[
+    int | None, typer.Option(min=1, help="Skip what a subscriber is behind by more events.")
+]
+BellOption = Annotated[
+    str | None, typer.Option(metavar="auto|always|off", help="Whether publishing rings.")
+]
+MaxBytesOption = Annotated[int | None, typer.Option(min=1, help="Largest event.")]
+
+_COLUMNS = ("stream", "subscriber", "lag", "pending", "retries", "dead", "members", "last_seen")
+
+
+@stream.command()
+def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
+    """List the streams with their counts and policy."""
+
+    async def list_streams() -> None:
+        async with open_database(dsn) as database:
+            rows = [dict(row) for row in await Streams(database).info()]
+        print_rows(rows, as_json=as_json, empty="no streams")
+
+    run(list_streams())
+
+
+@stream.command()
+def lag(
+    name: Annotated[str | None, typer.Argument(help="Name of the stream.")] = None,
+    dsn: DsnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the subscribers, and how far each one is behind."""
+
+    async def list_lags() -> None:
+        async with open_database(dsn) as database:
+            found = await Streams(database).subscriptions(name)
+        rows = [{it: getattr(info, it) for it in info.__dataclass_fields__} for info in found]
+        shown = [{column: row[column] for column in _COLUMNS} for row in rows]
+        print_rows(rows if as_json else shown, as_json=as_json, empty="no subscribers")
+
+    run(list_lags())
+
+
+@stream.command()
+def create(
+    name: NameArgument,
+    payload_type: TypeOption = None,
+    payload_schema: SchemaOption = None,
+    durable: DurableOption = None,
+    retention: RetentionOption = None,
+    max_lag: MaxLagOption = None,
+    max_events: MaxEventsOption = None,
+    bell: BellOption = None,
+    max_bytes: MaxBytesOption = None,
+    dsn: DsnOption = None,
+) -> None:
+    """Create a stream."""
+    policy = _policy(locals())
+    _change(
+        dsn,
+        lambda streams: streams.create(name, policy),
+        f"created {name}",
+        f"{name} exists already, nothing changed",
+    )
+
+
+@stream.command()
+def alter(
+    name: NameArgument,
+    payload_type: TypeOption = None,
+    payload_schema: SchemaOption = None,
+    durable: DurableOption = None,
+    retention: RetentionOption = None,
+    max_lag: MaxLagOption = None,
+    max_events: MaxEventsOption = None,
+    bell: BellOption = None,
+    max_bytes: MaxBytesOption = None,
+    dsn: DsnOption = None,
+) -> None:
+    """Change the policy of a stream; what is not named stays as it is."""
+    policy = _policy(locals())
+
+    async def alter_stream(streams: Streams) -> bool:
+        await streams.alter(name, policy)
+        return True
+
+    _change(dsn, alter_stream, f"altered {name}", "")
+
+
+@stream.command()
+def drop(
+    name: NameArgument,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also a stream that has subscribers.")
+    ] = False,
+    dsn: DsnOption = None,
+) -> None:
+    """Drop a stream and its events."""
+
+    async def drop_stream() -> None:
+        async with open_database(dsn) as database:
+            unread = await Streams(database).drop(name, force=force)
+        out.print(f"dropped {name}, with {unread} events that somebody had not read")
+
+    run(drop_stream())
+
+
+@stream.command()
+def pause(name: NameArgument, dsn: DsnOption = None) -> None:
+    """Refuse what is published into a stream; subscribers go on."""
+    _change(dsn, lambda it: it.pause(name), f"paused {name}", f"{name} was paused already")
+
+
+@stream.command()
+def resume(name: NameArgument, dsn: DsnOption = None) -> None:
+    """Take what is published into a stream again."""
+    _change(dsn, lambda it: it.resume(name), f"resumed {name}", f"{name} was not paused")
+
+
+@stream.command()
+def subscribe(
+    name: NameArgument,
+    subscriber: SubscriberArgument,
+    position: PositionArgument = "last",
+    dsn: DsnOption = None,
+) -> None:
+    """Add a subscriber; one that exists stays where it is."""
+    _change(
+        dsn,
+        lambda streams: streams.subscribe(name, subscriber, position),
+        f"subscribed {subscriber} to {name}",
+        f"{name} has the subscriber {subscriber} already, it stays where it is",
+    )
+
+
+@stream.command()
+def unsubscribe(name: NameArgument, subscriber: SubscriberArgument, dsn: DsnOption = None) -> None:
+    """Remove a subscriber, and what waits to be delivered to it again."""
+    _change(
+        dsn,
+        lambda streams: streams.unsubscribe(name, subscriber),
+        f"unsubscribed {subscriber} from {name}",
+        f"{name} has no subscriber {subscriber}",
+    )
+
+
+@stream.command()
+def seek(
+    name: NameArgument,
+    subscriber: SubscriberArgument,
+    position: PositionArgument,
+    dsn: DsnOption = None,
+) -> None:
+    """Have a subscriber go on from another position; a batch that it has open is given up."""
+
+    async def move(streams: Streams) -> bool:
+        await streams.seek(name, subscriber, position)
+        return True
+
+    _change(dsn, move, f"{subscriber} goes on from {position}", "")
+
+
+@stream.command()
+def tick(
+    name: Annotated[str | None, typer.Argument(help="Name of the stream; else all.")] = None,
+    dsn: DsnOption = None,
+) -> None:
+    """Cut a tick, and print its number; subscribers cut their own, so nobody has to."""
+
+    async def cut() -> None:
+        async with open_database(dsn) as database:
+            number = await Streams(database).tick(name)
+        out.print(number if name else f"{number} streams were ticked")
+
+    run(cut())
+
+
+def _policy(given: dict[str, Any]) -> StreamPolicy:
+    file: Path | None = given["payload_schema"]
+    schema = None
+    if file is not None:
+        try:
+            schema = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigurationError(f"{file} is not JSON: {error}") from error
+    bell: Bell | None = given["bell"]
+    if bell not in {None, "auto", "always", "off"}:
+        raise typer.BadParameter(f"--bell must be auto, always or off, not {bell!r}")
+    names = ("payload_type", "durable", "retention", "max_lag", "max_events", "bell", "max_bytes")
+    return StreamPolicy(payload_schema=schema, **{name: given[name] for name in names})
+
+
+def _change(
+    dsn: str | None, change: Callable[[Streams], Awaitable[bool]], done: str, else_: str
+) -> None:
+    async def make() -> None:
+        async with open_database(dsn) as database:
+            changed = await change(Streams(database))
+        out.print(done if changed else else_)
+
+    run(make())

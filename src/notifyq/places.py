@@ -1,0 +1,199 @@
+"""The places of subscriptions: which of them this worker has, and what is going on there.
+
+A place is an advisory lock of the listening session, so it ends with the session, and another
+worker takes it: within a second or so, for those without a place keep trying.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from notifyq import sql
+from notifyq.events import SubscriptionLeft, SubscriptionTaken
+from notifyq.subscription import Subscription
+from notifyq.vigil import Vigil
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from notifyq.bell import Promises
+    from notifyq.database import AnyConnection, Database
+    from notifyq.deliveries import Delivery
+    from notifyq.events import Sink
+    from notifyq.listener import Session
+    from notifyq.subscribers import Subscriber
+
+_TRY_EVERY = 0.7
+"""Seconds between two tries for places that others have."""
+_ALONE = 1.0
+"""Seconds without a session after which another worker may serve what this one does."""
+_TAKEOVER = timedelta(hours=1)
+"""After which the open batch of a place is taken that there is no more."""
+
+
+class Place:
+    """One of the places of a subscription: its batch, and what becomes of that."""
+
+    def __init__(
+        self, subscriber: Subscriber[Any], number: int, database: Database, sink: Sink
+    ) -> None:
+        self.subscriber = subscriber
+        self.number = number
+        stream, name = subscriber.subscription
+        self.lock = f"{len(stream)}:{stream}:{name}:{number}"
+        self.is_taken = False
+        self.was_taken = False
+        """Whether it was ours before the session was lost; then what runs goes on."""
+        self.task: asyncio.Task[None] | None = None
+        self.delivery: Delivery | None = None
+        self.not_before = 0.0
+        self.due_at: float | None = None
+        """When an event comes again that was put back here, in monotonic seconds."""
+        self.in_vain = 0
+        self.is_missing = False
+        self.subscription = Subscription(
+            database,
+            stream,
+            name,
+            member=None if subscriber.members == 1 else str(number),
+            takeover=None if subscriber.members == 1 else _TAKEOVER,
+            sink=sink,
+        )
+
+    @property
+    def stream(self) -> str:
+        """The stream that it is of."""
+        return self.subscriber.stream
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its next batch may be looked for."""
+        return self.is_taken and self.task is None and time.monotonic() >= self.not_before
+
+    def break_off(self) -> None:
+        """Break off the batch in hand: it comes again, here or elsewhere."""
+        if self.delivery is not None:
+            self.delivery.cancel()
+
+
+class Places:
+    """The places of all subscriptions of a worker, and its tries to get them."""
+
+    def __init__(
+        self,
+        subscribers: Sequence[Subscriber[Any]],
+        promises: Promises,
+        sink: Sink,
+        database: Database,
+    ) -> None:
+        self._all = [
+            Place(subscriber, number, database, sink)
+            for subscriber in subscribers
+            for number in range(1, subscriber.members + 1)
+        ]
+        self._promises = promises
+        self._sink = sink
+        self._vigil = Vigil(database)
+        self._session: Session | AnyConnection | None = None
+        self._session_seen = time.monotonic()
+        self._try_at = 0.0
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._all)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no other worker has any of them."""
+        return all(place.is_taken for place in self._all)
+
+    @property
+    def next_try(self) -> float:
+        """When to try again for places that others have, in monotonic seconds."""
+        return time.monotonic() + _TRY_EVERY if self._session is None else self._try_at
+
+    async def take(self) -> list[Place]:
+        """Try for those that are missing; return what was got."""
+        now = time.monotonic()
+        if self._promises.is_deaf:
+            await self._vigil.keep()
+        if not self._has_session(now) or now < self._try_at or self.is_complete:
+            return []
+        self._try_at = now + _TRY_EVERY * random.uniform(0.8, 1.2)  # noqa: S311  nothing secret
+        wanted = self._wanted()
+        locks = [place.lock for place in wanted]
+        if self._promises.is_deaf:
+            answers = await self._vigil.call(sql.LEAD_IN_TRANSACTION, locks)
+        else:
+            answers = await self._promises.call(sql.LEAD, locks)
+        taken = []
+        for place, is_granted in zip(wanted, answers or (), strict=False):
+            if is_granted:
+                taken.append(place)
+                self._taken(place)
+            elif place.was_taken:
+                place.was_taken = False
+                place.break_off()
+                self._report(SubscriptionLeft, place)
+        return taken
+
+    def _has_session(self, now: float) -> bool:
+        session = self._vigil.session if self._promises.is_deaf else self._promises.session
+        if session is not self._session:
+            # The locks have ended with the session that had them.
+            for place in self._all:
+                place.was_taken |= place.is_taken
+                place.is_taken = False
+            self._session, self._try_at = session, 0.0
+        if session is not None:
+            self._session_seen = now
+        elif now - self._session_seen > _ALONE:
+            self.break_off()
+        return session is not None
+
+    def _wanted(self) -> list[Place]:
+        """What was ours, and of each subscription one place more: others want some, too."""
+        wanted = []
+        subscriptions = set()
+        for place in random.sample(self._all, len(self._all)):  # not always the same one
+            if place.is_taken:
+                continue
+            subscription = place.subscriber.subscription
+            if place.was_taken or subscription not in subscriptions:
+                wanted.append(place)
+            if not place.was_taken:
+                subscriptions.add(subscription)
+        return wanted
+
+    def _taken(self, place: Place) -> None:
+        if not place.was_taken:
+            self._report(SubscriptionTaken, place)
+        place.is_taken = place.was_taken = True
+
+    def break_off(self) -> None:
+        """Break off the batches in hand."""
+        for place in self._all:
+            place.break_off()
+
+    async def give_up(self, places: Iterable[Place]) -> None:
+        """Leave places to other workers."""
+        left = [place for place in places if place.is_taken]
+        if not left:
+            return
+        for place in left:
+            place.is_taken = place.was_taken = False
+        if not self._promises.is_deaf:  # else they end with the transaction
+            await self._promises.call(sql.UNLEAD, [place.lock for place in left])
+        for place in left:
+            self._report(SubscriptionLeft, place)
+
+    async def close(self) -> None:
+        """Give up what is left."""
+        await self._vigil.close()
+
+    def _report(self, kind: type[SubscriptionTaken] | type[SubscriptionLeft], place: Place) -> None:
+        stream, name = place.subscriber.subscription
+        self._sink(kind(stream=stream, subscriber=name, member=place.number))

@@ -1,0 +1,250 @@
+"""The subscriptions of a worker: when to look for their batches, and batches on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from notifyq.attendance import Attendance
+from notifyq.bell import StreamPromises
+from notifyq.claims import Look
+from notifyq.deliveries import Delivery
+from notifyq.errors import (
+    DatabaseUnavailableError,
+    RestoredDatabaseError,
+    StreamNotFoundError,
+    SubscriptionNotFoundError,
+)
+from notifyq.events import BatchDropped
+from notifyq.pace import Allowance
+from notifyq.places import Place, Places
+from notifyq.tools import Tools
+from notifyq.transactions import Transactions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from notifyq.database import Database
+    from notifyq.events import Sink
+    from notifyq.listener import Session
+    from notifyq.subscribers import Subscriber
+    from notifyq.subscription import Batch
+
+log = logging.getLogger("notifyq.worker")
+
+_SETTLE = 10.0
+"""Seconds that batches which are broken off get at a stop."""
+_LONGEST_PAUSE = 30.0
+_LANES = 4
+
+
+class Readers:
+    """Serves subscriptions until it is stopped; `on_failure` gets what no subscriber has raised."""
+
+    def __init__(
+        self,
+        database: Database,
+        subscribers: Sequence[Subscriber[Any]],
+        sink: Sink,
+        *,
+        poll: float,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._database = database
+        self._sink = sink
+        self._poll = poll
+        self._on_failure = on_failure
+        # Beside the pool: a look is never kept waiting by what subscribers do there.
+        self._lane = database.lane(_LANES)
+        self._streams = frozenset(subscriber.stream for subscriber in subscribers)
+        self._tools = Tools()
+        if in_transactions := sum(it.members for it in subscribers if it.is_transactional):
+            self._tools.transactions = Transactions(database, in_transactions)
+        self._wake = asyncio.Event()
+        self._due: set[Place] = set()
+        self._is_rung = False
+        self._is_stopping = False
+        self._promises = StreamPromises(database, sink, on_session=self._look_at_all)
+        self._places = Places(subscribers, self._promises, sink, self._lane)
+        self._attendance = Attendance(self._promises, tuple(self._streams), poll=poll)
+
+    @property
+    def serve(self) -> Callable[[Session], Coroutine[Any, Any, None]]:
+        """What runs beside the listener, on its session."""
+        return self._promises.serve
+
+    def hear(self, payload: str) -> None:
+        """Look where the bell has rung; an empty payload: anywhere."""
+        if not payload:
+            self._look_at_all()
+        elif payload in self._streams:
+            self._is_rung = True
+            self._due.update(it for it in self._places if it.stream == payload)
+            self._wake.set()
+
+    def _look_at_all(self) -> None:
+        self._due.update(self._places)
+        self._wake.set()
+
+    async def run(self, subscribers: Mapping[Any, Subscriber[Any]]) -> None:
+        """Serve until `stop`; `subscribers` by subscription are ready to be called."""
+        for place in self._places:
+            place.subscriber = subscribers[place.subscriber.subscription]
+        vain = Allowance(10, 100.0)
+        polled_at = 0.0
+        while not self._is_stopping:
+            self._wake.clear()
+            is_rung, self._is_rung = self._is_rung, False
+            now = time.monotonic()
+            self._due.update(await self._places.take())
+            if now >= polled_at + self._poll:
+                polled_at = now
+                self._due.update(self._places)
+            if any(place.is_idle for place in self._places):
+                is_last = self._attendance.owes_look
+                looked = self._choose(now, all_of_them=is_last)
+                look = await self._look(looked)
+                if is_last:
+                    await self._ring_busy(looked)
+                await self._attendance.note(look)
+                if is_rung and not look.queues and (pause := vain.spend()) > 0:
+                    await asyncio.sleep(pause)
+            room = sum(place.is_idle for place in self._places)
+            seconds = await self._attendance.pause(room)
+            await self._wait(seconds, polled_at)
+
+    async def _wait(self, seconds: float, polled_at: float) -> None:
+        now = time.monotonic()
+        instants = [polled_at + self._poll]
+        instants += [it.due_at for it in self._places if it.due_at is not None]
+        instants += [it.not_before for it in self._places if it.not_before > now]
+        if not self._places.is_complete:
+            instants.append(self._places.next_try)
+        seconds = min(seconds, max(0.0, min(instants) - now))
+        if seconds > 0 and not self._is_stopping:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
+
+    def _choose(self, now: float, *, all_of_them: bool) -> list[Place]:
+        due, self._due = self._due, set()
+        # What is busy now looks by itself when it is not.
+        return [
+            place
+            for place in self._places
+            if place.is_idle
+            and (
+                all_of_them
+                or place in due
+                or place.stream in self._promises.attended
+                or (place.due_at is not None and place.due_at <= now)
+            )
+        ]
+
+    async def _look(self, places: list[Place]) -> Look:
+        opened = await asyncio.gather(*(self._open(place) for place in places))
+        found = set()
+        for place, batch in zip(places, opened, strict=True):
+            if batch is not None and not self._is_stopping:
+                found.add(place.stream)
+                place.task = asyncio.create_task(self._deliver(place, batch))
+        return Look(frozenset(found), is_full=False)
+
+    async def _open(self, place: Place) -> Batch | None:
+        place.due_at = None
+        try:
+            batch = await place.subscription.next_batch(place.subscriber.quantity)
+        except (SubscriptionNotFoundError, StreamNotFoundError) as error:
+            if not place.is_missing:
+                log.error("%s: nothing is handled until it is there again", error)  # noqa: TRY400
+            place.is_missing = True
+            place.not_before = time.monotonic() + self._poll
+            return None
+        place.is_missing = False
+        return batch
+
+    async def _ring_busy(self, looked: list[Place]) -> None:
+        """Call others for streams where we owe a look and have no place that is free for it."""
+        silence = self._promises.silence
+        if silence is not None and silence.queues:
+            return  # it is not the last look yet
+        seen = {place.stream for place in looked}
+        busy = {it.stream for it in self._places if it.task is not None} - seen
+        if busy:
+            await self._promises.summon(busy)
+
+    async def _deliver(self, place: Place, batch: Batch) -> None:
+        delivery = place.delivery = Delivery(
+            place.subscriber, self._database, self._tools, self._sink
+        )
+        reason: str | None = "it was broken off, or another session has finished it"
+        try:
+            if await delivery.handle(batch):
+                reason = None
+        except (DatabaseUnavailableError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            if isinstance(error, RestoredDatabaseError):
+                self._on_failure(error)
+            reason = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001  whatever it is, the worker must not go on
+            self._on_failure(error)
+            reason = f"{type(error).__name__}: {error}"
+        finally:
+            place.task = place.delivery = None
+        self._delivered(place, batch, reason)
+        if delivery.due_in is not None:
+            place.due_at = time.monotonic() + delivery.due_in
+        if self._is_stopping:
+            await self._places.give_up([place])
+        self._due.add(place)
+        self._wake.set()
+
+    def _delivered(self, place: Place, batch: Batch, reason: str | None) -> None:
+        if reason is None:
+            place.in_vain = 0
+            return
+        self._sink(
+            BatchDropped(
+                stream=batch.stream, subscriber=batch.subscriber, batch_id=batch.id, reason=reason
+            )
+        )
+        place.not_before = time.monotonic() + min(0.1 * 2.0**place.in_vain, _LONGEST_PAUSE)
+        place.in_vain = min(place.in_vain + 1, 20)
+
+    def stop(self) -> None:
+        """Open no more batches, and let those in hand come to their end."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def cancel(self) -> None:
+        """Break off the batches in hand: they come again."""
+        self._places.break_off()
+
+    async def drain(self, grace: float) -> None:
+        """Let batches come to their end within the grace, then break them off; leave all places."""
+        self.stop()
+        farewell = asyncio.create_task(self._attendance.close())
+        await self._places.give_up([place for place in self._places if place.task is None])
+        tasks = {place.task for place in self._places if place.task is not None}
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace)
+            self.cancel()
+            _, left = await asyncio.wait(tasks, timeout=_SETTLE)
+            for task in left:
+                task.cancel()
+        await farewell
+
+    async def close(self) -> None:
+        """End what still runs, and close what is ours."""
+        tasks = {place.task for place in self._places if place.task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1)
+        await self._places.close()
+        await self._tools.close()
+        await self._lane.close()
