@@ -186,9 +186,9 @@ DROP_STREAM = "select messages.drop_stream(name => $1, force => $2)"
 PAUSE_STREAM = "select messages.pause_stream(name => $1)"
 RESUME_STREAM = "select messages.resume_stream(name => $1)"
 STREAM_INFO = "select * from messages.stream_info(stream => $1)"
-SUBSCRIBE = "select messages.subscribe(stream => $1, subscriber => $2, position => $3)"
+SUBSCRIBE = 'select messages.subscribe(stream => $1, subscriber => $2, "position" => $3)'
 UNSUBSCRIBE = "select messages.unsubscribe(stream => $1, subscriber => $2)"
-SEEK = "select messages.seek(stream => $1, subscriber => $2, position => $3)"
+SEEK = 'select messages.seek(stream => $1, subscriber => $2, "position" => $3)'
 TICK = "select messages.tick(stream => $1)"
 SUBSCRIPTION_INFO = """
 select * from messages.subscription_info(stream => $1, subscriber => $2)

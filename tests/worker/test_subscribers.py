@@ -400,6 +400,37 @@ async def test_a_subscription_that_is_dropped_is_served_again_when_it_is_back(
         await finished(events, 1)
 
 
+async def test_without_bells_polling_finds_events_and_one_worker_serves(
+    database: str, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deaf(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr("notifyq.bell.hears", deaf)
+    seen: list[int] = []
+    apps = [App(database), App(database)]
+    for app in apps:
+
+        @app.subscriber("s", "one")
+        async def handle(order: Order) -> None:
+            seen.append(order.n)
+
+    others = Events()
+    async with working(apps[0], events, poll=0.05):
+        await events.wait(SubscriptionTaken)
+        async with working(apps[1], others, poll=0.05):
+            await publish_all(apps[0], range(10))
+            await finished(events, 10)
+            assert not others.of(SubscriptionTaken)
+    async with working(apps[1], others, poll=0.05):
+        await others.wait(SubscriptionTaken)
+        await publish_all(apps[0], range(10, 12))
+        await finished(others, 2)
+    for app in apps:
+        await app.close()
+    assert seen == list(range(12))
+
+
 APP = """
 import asyncio, os
 from notifyq import App, Event, Transaction

@@ -1,0 +1,89 @@
+"""`notifyq stream`: from created to dropped, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING
+
+from cli.programs import Running
+from database import Connection, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.programs import Notifyq
+
+
+def test_a_stream_lives_from_create_to_drop(notifyq: Notifyq) -> None:
+    run = notifyq.good
+    assert run("stream", "ls").out == "no streams\n"
+    assert run("stream", "lag").out == "no subscribers\n"
+    create = ["stream", "create", "s [b]", "--retention", "1d", "--max-lag", "7d"]
+    create += ["--max-events", "1000", "--max-bytes", "5000", "--bell", "always"]
+    assert run(*create).out == "created s [b]\n"
+    assert run(*create).out == "s [b] exists already, nothing changed\n"
+    assert run("stream", "alter", "s [b]", "--bell", "auto").out == "altered s [b]\n"
+    (row,) = run("stream", "ls", "--json").data
+    given = {"stream": "s [b]", "retention": 86400, "max_lag": 7 * 86400, "max_events": 1000}
+    assert {name: row[name] for name in given} == given
+    assert run("stream", "subscribe", "s [b]", "a").out == "subscribed a to s [b]\n"
+    assert "it stays where it is" in run("stream", "subscribe", "s [b]", "a", "start").out
+    number = int(run("publish", "s [b]", '{"n": 1}', "--key", "k", "--type", "t").out)
+    assert int(run("stream", "tick", "s [b]").out) > 0
+    (lag,) = run("stream", "lag", "s [b]", "--json").data
+    assert (lag["subscriber"], lag["pending"] >= 1, lag["dead"]) == ("a", True, 0)
+    assert " a " in run("stream", "lag").out
+    assert run("stream", "seek", "s [b]", "a", "now").out == "a goes on from now\n"
+    assert run("stream", "lag", "--json").data[0]["pending"] == 0
+    assert run("stream", "pause", "s [b]").out == "paused s [b]\n"
+    assert run("stream", "pause", "s [b]").out == "s [b] was paused already\n"
+    assert "paused" in notifyq.refused("publish", "s [b]", "1")
+    assert run("stream", "resume", "s [b]").out == "resumed s [b]\n"
+    assert run("stream", "unsubscribe", "s [b]", "a").out == "unsubscribed a from s [b]\n"
+    assert run("stream", "unsubscribe", "s [b]", "a").out == "s [b] has no subscriber a\n"
+    assert run("stream", "drop", "s [b]", "--force").out.startswith("dropped s [b]")
+    assert number > 0
+    for command in (["seek", "no", "a", "now"], ["tail", "no"], ["drop", "no"], ["tick", "no"]):
+        assert "no" in notifyq.refused("stream", *command)
+
+
+def test_what_cannot_be_read(notifyq: Notifyq, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text("{")
+    create = ["stream", "create", "odd"]
+    assert "is not JSON" in notifyq.refused(*create, "--payload-schema", str(schema))
+    assert "--bell must be" in notifyq.refused(*create, "--bell", "loud", code=2)
+
+
+async def test_tail_prints_events_until_a_signal(database: str, connection: Connection) -> None:
+    await connection.fetchval("select messages.create_stream('s')")
+
+    async def is_tailing() -> bool:
+        # Where it begins to look is decided before it listens.
+        found: int = await connection.fetchval(
+            "select count(*) from pg_stat_activity "
+            "where application_name = 'notifyq stream tail' and datname = current_database()"
+        )
+        return found > 0
+
+    await connection.fetchval("select messages.publish('s', '0')")
+    with Running(database, "stream", "tail", "s", "--json", "-n", "2") as tailing:
+        await until(is_tailing, "it listens", 20)
+        await connection.fetchval(
+            "select messages.publish('s', '{\"n\": 1.50}', key => 'k', type => 't')"
+        )
+        line = tailing.line()
+        event = json.loads(line)
+        assert (event["stream"], event["key"], event["type"]) == ("s", "k", "t")
+        assert '"message":{"n": 1.50}' in line
+        await connection.fetchval("select messages.publish('s', '[]')")
+        assert json.loads(tailing.line())["message"] == []
+        assert tailing.process.wait(20) == 0
+    with Running(database, "stream", "tail", "s") as tailing:
+        await until(is_tailing, "it listens", 20)
+        await connection.fetchval("select messages.publish('s', '\"text\"', key => 'k')")
+        assert tailing.line().endswith(' key=k "text"\n')
+        tailing.process.send_signal(signal.SIGINT)
+        assert tailing.process.wait(20) == 0
+    assert await connection.fetch("select from messages.subscription_info()") == []
