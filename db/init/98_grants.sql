@@ -187,6 +187,8 @@ begin
     messages.subscription_info(text, text),
     messages.batch_info(bigint)
     to notifyq_worker, notifyq_reader, notifyq_admin;
+  grant execute on function messages.events_since(text, pg_snapshot)
+    to notifyq_reader, notifyq_admin;
   grant execute on function
     messages.create_stream(
       text, regtype, jsonb, boolean, interval, interval, bigint, text, integer

@@ -84,7 +84,7 @@ class SubscriptionInfo:
     """How old the oldest event is that it has not finished."""
     pending: int
     """Events that it has not finished, at most."""
-    last_seen: datetime | None
+    last_seen_at: datetime | None
     last_tick: int | None
     current_batch: int | None
     next_tick: int | None
@@ -92,6 +92,7 @@ class SubscriptionInfo:
     """Events that wait to be delivered again."""
     dead: int
     members: int
+    """How many have a batch open."""
 
     @classmethod
     def from_row(cls, row: asyncpg.Record) -> Self:

@@ -180,15 +180,15 @@ select messages.create_stream(
 ALTER_STREAM = """
 select messages.alter_stream(
   name => $1, payload_type => $2::text::regtype, payload_schema => $3::text::jsonb,
-  durable => $4, retention => $5, max_lag => $6, max_events => $7, bell => $8, max_bytes => $9)
+  retention => $4, max_lag => $5, max_events => $6, bell => $7, max_bytes => $8)
 """
 DROP_STREAM = "select messages.drop_stream(name => $1, force => $2)"
 PAUSE_STREAM = "select messages.pause_stream(name => $1)"
 RESUME_STREAM = "select messages.resume_stream(name => $1)"
 STREAM_INFO = "select * from messages.stream_info(stream => $1)"
-SUBSCRIBE = 'select messages.subscribe(stream => $1, subscriber => $2, "position" => $3)'
+SUBSCRIBE = "select messages.subscribe(stream => $1, subscriber => $2, place => $3)"
 UNSUBSCRIBE = "select messages.unsubscribe(stream => $1, subscriber => $2)"
-SEEK = 'select messages.seek(stream => $1, subscriber => $2, "position" => $3)'
+SEEK = "select messages.seek(stream => $1, subscriber => $2, place => $3)"
 TICK = "select messages.tick(stream => $1)"
 SUBSCRIPTION_INFO = """
 select * from messages.subscription_info(stream => $1, subscriber => $2)

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from notifyq import sql
+from notifyq.errors import ConfigurationError
 from notifyq.event import SubscriptionInfo
 from notifyq.payload import encode
 from notifyq.retries import seconds
@@ -90,14 +91,15 @@ class Streams:
         return bool(await self._database.value(sql.CREATE_STREAM, name, *args))
 
     async def alter(self, name: str, policy: StreamPolicy) -> None:
-        """Change the policy of a stream."""
-        await self._database.fetch(sql.ALTER_STREAM, name, *policy.args())
+        """Change the policy of a stream; 0 takes a bound away. Whether it is durable stays."""
+        if policy.durable is not None:
+            raise ConfigurationError("whether a stream is durable is said when it is created")
+        args = list(policy.args())
+        del args[2]
+        await self._database.fetch(sql.ALTER_STREAM, name, *args)
 
     async def drop(self, name: str, *, force: bool = False) -> int:
-        """Drop a stream, with `force` also one that is subscribed to.
-
-        Returns how many of its events some subscriber had not finished.
-        """
+        """Drop a stream; with `force` its subscriptions, too: return how many those were."""
         return int(await self._database.value(sql.DROP_STREAM, name, force))
 
     async def pause(self, name: str) -> bool:
@@ -121,10 +123,12 @@ class Streams:
 
     async def subscribe_all(self, subscribers: Iterable[Subscribing]) -> list[tuple[str, str]]:
         """Create what is missing of these streams and subscriptions; return those that were."""
+        streams = {row["stream"] for row in await self.info()}
         existing = {(it.stream, it.subscriber) for it in await self.subscriptions()}
         missing = [it for it in subscribers if it.subscription not in existing]
         for subscriber in missing:
-            await self.create(subscriber.stream, subscriber.stream_policy)
+            if subscriber.stream not in streams:
+                await self.create(subscriber.stream, subscriber.stream_policy)
             await self.subscribe(*subscriber.subscription, subscriber.position)
         return [subscriber.subscription for subscriber in missing]
 

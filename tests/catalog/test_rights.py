@@ -111,6 +111,7 @@ READ = [
     "select messages.dead_list()",
     "select messages.dead_count()",
     "select messages.dead_since(pg_current_snapshot())",
+    "select messages.events_since('orders', pg_current_snapshot())",
     "select messages.current_position()",
     "select messages.snapshot_of(messages.current_position())",
     "select messages.queue_grants()",

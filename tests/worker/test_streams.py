@@ -24,7 +24,7 @@ from notifyq.tail import Tail
 
 async def test_a_stream_lives_from_create_to_drop(app: App) -> None:
     streams = app.streams
-    assert await streams.create("s", StreamPolicy(retention=60, max_bytes=1000))
+    assert await streams.create("s", StreamPolicy(retention=60, max_bytes=5000))
     assert not await streams.create("s")
     await streams.alter("s", StreamPolicy(bell="always"))
     [info] = await streams.info("s")
@@ -100,7 +100,7 @@ async def test_a_loop_is_woken_and_finishes_its_batches(app: App) -> None:
     assert info.current_batch is not None
     rest = await app.subscription("s", "a").next_batch()
     assert rest is not None
-    assert [event.payload() for event in rest] == [5]  # type: ignore[attr-defined]
+    assert [event.payload() for event in rest.events] == [5]
 
 
 async def test_effect_and_end_are_one_commit(app: App, connection: Connection) -> None:

@@ -121,11 +121,12 @@ async def test_what_fails_comes_again_alone_and_then_is_dead(app: App, events: E
         await app.publish_many("s", [{"n": n} for n in range(5)] + ["no order"])
         await finished(events, 6)
     assert tries == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2)]
-    assert [it.details for it in events.of(EventRetried)] == ["later", "ValueError: never"]
-    dead = {it.message: it.details for it in await app.archive.dead()}
-    assert dead.pop('{"n": 2}') == "ValueError: never"
+    told = [it.details.splitlines()[0] for it in events.of(EventRetried)]
+    assert told == ["later", "ValueError: never"]
+    dead = {it.message: it.details or "" for it in await app.archive.dead()}
+    assert dead.pop('{"n": 2}').startswith("ValueError: never")
     assert dead.pop('{"n": 3}') == "no such order"
-    assert "not valid" in (dead.pop('"no order"') or "")
+    assert "not valid" in dead.pop('"no order"')
     assert not dead
     [info] = await app.streams.subscriptions("s", "picky")
     assert (info.retries, info.dead) == (0, 3)

@@ -61,14 +61,14 @@ MaxLagOption = Annotated[
     typer.Option(parser=duration, metavar="DURATION", help="Skip what a subscriber is behind."),
 ]
 MaxEventsOption = Annotated[
-    int | None, typer.Option(min=1, help="Skip what a subscriber is behind by more events.")
+    int | None, typer.Option(min=0, help="Skip what a subscriber is behind by more events.")
 ]
 BellOption = Annotated[
     str | None, typer.Option(metavar="auto|always|off", help="Whether publishing rings.")
 ]
 MaxBytesOption = Annotated[int | None, typer.Option(min=1, help="Largest event.")]
 
-_COLUMNS = ("stream", "subscriber", "lag", "pending", "retries", "dead", "members", "last_seen")
+_COLUMNS = ("stream", "subscriber", "lag", "pending", "retries", "dead", "members", "last_seen_at")
 
 
 @stream.command()
@@ -129,7 +129,6 @@ def alter(
     name: NameArgument,
     payload_type: TypeOption = None,
     payload_schema: SchemaOption = None,
-    durable: DurableOption = None,
     retention: RetentionOption = None,
     max_lag: MaxLagOption = None,
     max_events: MaxEventsOption = None,
@@ -159,8 +158,8 @@ def drop(
 
     async def drop_stream() -> None:
         async with open_database(dsn) as database:
-            unread = await Streams(database).drop(name, force=force)
-        out.print(f"dropped {name}, with {unread} events that somebody had not read")
+            left = await Streams(database).drop(name, force=force)
+        out.print(f"dropped {name}" + (f", which had {left} subscribers" if left else ""))
 
     run(drop_stream())
 
@@ -247,7 +246,7 @@ def _policy(given: dict[str, Any]) -> StreamPolicy:
     if bell not in {None, "auto", "always", "off"}:
         raise typer.BadParameter(f"--bell must be auto, always or off, not {bell!r}")
     names = ("payload_type", "durable", "retention", "max_lag", "max_events", "bell", "max_bytes")
-    return StreamPolicy(payload_schema=schema, **{name: given[name] for name in names})
+    return StreamPolicy(payload_schema=schema, **{name: given.get(name) for name in names})
 
 
 def _change(
