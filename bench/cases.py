@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING
 from .place import LOST, Measured, Place, Sizes, latency, one_by_one, publish
 from .processes import run_pgbench
 from .results import percentiles
+from .streams import (
+    has_streams,
+    measure_stream_held,
+    measure_stream_idle,
+    measure_stream_publish,
+    measure_stream_read,
+)
 from .systems import LIMIT
 
 if TYPE_CHECKING:
@@ -225,6 +232,10 @@ CASES = {
         Case("held", measure_held, _has_worker),
         Case("flush", measure_flush, lambda _: True),
         Case("scale", measure_scale, lambda system: system.processes > 1),
+        Case("stream-publish", measure_stream_publish, has_streams),
+        Case("stream-read", measure_stream_read, has_streams),
+        Case("stream-idle", measure_stream_idle, has_streams),
+        Case("stream-held", measure_stream_held, has_streams),
         Case("limits", measure_limits, lambda system: system.name == LIMIT),
     )
 }

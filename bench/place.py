@@ -53,13 +53,17 @@ class Sizes:
     dead_rows: int = 20_000
     """Messages worked while a snapshot is held, before the second look."""
     processes: tuple[int, ...] = (2, 4)
+    events: int = 100_000
+    """Of a batch of a stream."""
+    held: int = 20
+    """Seconds for which a stream is used while a snapshot is held, before the second look."""
 
     @classmethod
     def quick(cls) -> Sizes:
         """Return the sizes of a quick run: a look, not a result."""
         return cls(
             rounds=1, seconds=1, clients=(1, 64), backlog=2000, patience=2.0, steady=2, idle=10,
-            dead_rows=2000, processes=(2,),
+            dead_rows=2000, processes=(2,), events=20_000, held=2,
         )  # fmt: skip
 
 
