@@ -50,7 +50,7 @@ create table if not exists messages.batch (
 ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000);
 
 create index if not exists batch_member_idx
-  on messages.batch (subscription, member, id) where member is not null;
+  on messages.batch (subscription, member, opened_at) where member is not null;
 
 comment on table messages.batch is
   'What was handed out to subscribers: events seen by `upto` and not by `seen`, cut by id.';

@@ -8,7 +8,7 @@
 --          messages._expiry, messages._reject_strays, messages._forget_receipts,
 --          messages.fire_schedules, messages._forget_keys, messages._sweep_flow,
 --          messages._sweep_dependencies, messages._attempts_of, messages._return_owned,
---          messages._tend_streams
+--          messages._tend_streams, messages._fresh_low
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -137,6 +137,7 @@ create or replace function messages.maintain()
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
+  v_fresh bigint := messages._fresh_low();
   v_report messages.upkeep_report;
 begin
   -- A row and no advisory lock: that any role of the database could hold for ever.
@@ -157,7 +158,7 @@ begin
   if random() < 0.03 then
     perform messages._sweep_flow(10000);
   end if;
-  perform messages._tend_streams();
+  perform messages._tend_streams(v_fresh);
   v_report.rung := messages.renotify();
   v_report.partitions_made := messages._make_partitions();
   v_report.partitions_dropped := messages._drop_partitions();

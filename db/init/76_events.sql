@@ -67,6 +67,9 @@ as $$
 declare
   v_bytes integer;
 begin
+  -- A transaction that has published before does not look at once whether there is a new segment:
+  -- locks that it holds it does not take again, and where it takes one, it looks.
+  perform pg_relation_is_updatable('messages.schema_version', false);
   if stream.paused and current_setting('session_replication_role') <> 'replica' then
     raise exception using
       errcode = 'NQ024',

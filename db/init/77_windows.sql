@@ -7,32 +7,8 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._present, messages._passed, messages._last_event_id
+-- calls:   messages._passed
 -- raises:  nothing
-
--- A moment, and what can be said of ids then: those of transactions that are yet to begin are
--- larger than low, and those of what is committed are not larger than high. In a transaction that
--- keeps its snapshot the sequence would be read too late: low is then what the caller knows.
-create or replace function messages._moment(
-  known_low bigint,
-  out low bigint,
-  out snapshot pg_snapshot,
-  out high bigint
-)
-  language plpgsql
-  volatile
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-begin
-  low := known_low;
-  if current_setting('transaction_isolation') = 'read committed' then
-    low := messages._last_event_id();
-  end if;
-  snapshot := messages._present();
-  high := messages._last_event_id();
-end;
-$$;
 
 -- The segments that hold, or may hold, events of a batch.
 create or replace function messages._segments(batch messages.batch)

@@ -2,8 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.batch
--- calls:   messages._stream, messages._check_access, messages._moment, messages._passed,
---          messages._has_main, messages._has_late, messages._ahead
+-- calls:   messages._stream, messages._check_access, messages._moment, messages._until,
+--          messages._passed, messages._has_main, messages._has_late, messages._ahead
 -- raises:  NQ020 stream not found, NQ021 subscription not found, NQ022 batch not open
 
 create or replace function messages._subscription(stream text, subscriber text)
@@ -97,7 +97,11 @@ $$;
 
 -- The events that follow the last batch: the rest of its window, else those of a new window, which
 -- ends at the next tick that was asked for, or now. Null: there are none.
-create or replace function messages._next_events(last messages.batch, quantity integer)
+create or replace function messages._next_events(
+  last messages.batch,
+  quantity integer,
+  fresh bigint
+)
   returns messages.batch
   language plpgsql
   security definer
@@ -110,6 +114,7 @@ declare
     select u.stream from messages.subscription as u where u.id = last.subscription
   );
   v_tick messages.tick;
+  v_newest messages.tick;
   v_there bigint;
   v_last bigint;
 begin
@@ -132,17 +137,25 @@ begin
     order by t.id
     limit 1;
     if found then
-      v_next.upto := v_tick.snapshot;
-      v_next.upto_low := v_tick.low;
+      v_next.upto := messages._until(v_tick.snapshot, pg_snapshot_xmax(last.upto));
+      v_next.upto_low := greatest(v_tick.low, last.upto_low);
       v_next.upto_high := v_tick.high;
       v_next.tick := v_tick.id;
     else
-      v_next.tick := coalesce(
-        (select max(t.id) from messages.tick as t where t.stream = v_stream), 0
-      );
+      select t.* into v_newest
+      from messages.tick as t where t.stream = v_stream order by t.id desc limit 1;
+      v_next.tick := coalesce(v_newest.id, 0);
       select m.low, m.snapshot, m.high
       into v_next.upto_low, v_next.upto, v_next.upto_high
-      from messages._moment(last.upto_low) as m;
+      from messages._moment(
+        greatest(last.upto_low, v_newest.low),
+        greatest(pg_snapshot_xmax(last.upto), pg_snapshot_xmax(v_newest.snapshot)),
+        fresh
+      ) as m;
+      -- Nothing has ended since, or this transaction keeps a snapshot that is older.
+      if messages._passed(v_next.upto) <= messages._passed(last.upto) then
+        return null;
+      end if;
     end if;
     v_next.last_id := v_next.upto_high;
     v_next.is_last := true;

@@ -5,7 +5,7 @@
 -- calls:   messages._subscription, messages._check_quantity, messages._check_positive,
 --          messages._check_position, messages._is_open, messages._next_events,
 --          messages._add_batch, messages._ring_stream, messages._stream, messages._stream_key,
---          messages._batch
+--          messages._batch, messages._fresh_low
 -- raises:  NQ003 invalid argument, NQ020 stream not found, NQ021 subscription not found, NQ022
 --          batch not found, NQ903 not adopted
 
@@ -29,7 +29,8 @@ begin
   from messages.batch as b
   where b.subscription = _held_batch.subscription
     and b.member = _held_batch.member
-  order by b.id desc
+  -- By the time: one that was taken over is newer to this member than its number says.
+  order by b.opened_at desc
   limit 1;
   if found and messages._is_open(v_batch) then
     return v_batch.id;
@@ -95,6 +96,7 @@ create or replace function messages.next_batch(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
+  v_fresh bigint := messages._fresh_low();
   v_subscription messages.subscription := messages._subscription(stream, subscriber);
   v_last messages.batch;
   v_next messages.batch;
@@ -124,7 +126,7 @@ begin
   if v_id is not null then
     return v_id;
   end if;
-  v_next := messages._next_events(v_last, next_batch.quantity);
+  v_next := messages._next_events(v_last, next_batch.quantity, v_fresh);
   if v_next.id is null then
     return null;
   end if;

@@ -2,8 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.tick; notifies new_event
--- calls:   messages._stream, messages._invalid, messages._moment, messages._here,
---          messages._is_known, messages._ring_stream
+-- calls:   messages._stream, messages._invalid, messages._moment, messages._fresh_low,
+--          messages._here, messages._is_known, messages._ring_stream
 -- raises:  NQ003 invalid argument, NQ020 stream not found, NQ903 not adopted
 
 -- A snapshot means nothing on a server that did not take it: there, what was seen would come again,
@@ -16,7 +16,11 @@ create or replace function messages._check_position(seen pg_snapshot)
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
-  if pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot())
+  -- This transaction may have taken it, and put its own number in.
+  if pg_snapshot_xmax(seen) > greatest(
+      pg_snapshot_xmax(pg_current_snapshot()),
+      (pg_current_xact_id_if_assigned()::text::bigint + 1)::text::xid8
+    )
     or not messages._is_known(messages._here())
   then
     raise exception using
@@ -27,7 +31,11 @@ begin
 end;
 $$;
 
-create or replace function messages._cut_tick(stream messages.stream, is_asked boolean)
+create or replace function messages._cut_tick(
+  stream messages.stream,
+  is_asked boolean,
+  fresh bigint default null
+)
   returns bigint
   language plpgsql
   security definer
@@ -35,21 +43,18 @@ create or replace function messages._cut_tick(stream messages.stream, is_asked b
 as $$
 #variable_conflict use_column
 declare
+  v_fresh bigint := coalesce(fresh, messages._fresh_low());
+  v_last messages.tick;
   v_id bigint;
 begin
   -- In their order: a later tick sees what an earlier one does.
   perform from messages.stream as s where s.id = _cut_tick.stream.id for no key update;
+  select t.* into v_last
+  from messages.tick as t where t.stream = _cut_tick.stream.id order by t.id desc limit 1;
   insert into messages.tick (stream, snapshot, low, high, is_asked)
   select _cut_tick.stream.id, m.snapshot, m.low, m.high, _cut_tick.is_asked
   from messages._moment(
-    coalesce(
-      (
-        select t.low from messages.tick as t
-        where t.stream = _cut_tick.stream.id
-        order by t.id desc limit 1
-      ),
-      0
-    )
+    coalesce(v_last.low, 0), pg_snapshot_xmax(v_last.snapshot), v_fresh
   ) as m
   returning id into v_id;
   return v_id;
@@ -89,18 +94,21 @@ create or replace function messages._place(stream messages.stream, place text)
 as $$
 declare
   v_place messages.batch;
+  v_fresh bigint;
   v_tick messages.tick;
   v_time timestamptz;
 begin
   v_place.kind := 'position';
   v_place.is_last := true;
   if _place.place = 'now' then
-    v_tick.id := coalesce(
-      (select max(t.id) from messages.tick as t where t.stream = _place.stream.id), 0
-    );
+    v_fresh := messages._fresh_low();
+    select t.* into v_tick
+    from messages.tick as t where t.stream = _place.stream.id order by t.id desc limit 1;
     select m.low, m.snapshot, m.high
     into v_tick.low, v_tick.snapshot, v_tick.high
-    from messages._moment(0) as m;
+    from messages._moment(
+      coalesce(v_tick.low, 0), pg_snapshot_xmax(v_tick.snapshot), v_fresh
+    ) as m;
   elsif _place.place = 'last' then
     select t.* into v_tick
     from messages.tick as t where t.stream = _place.stream.id order by t.id desc limit 1;

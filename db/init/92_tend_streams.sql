@@ -85,7 +85,7 @@ end;
 $$;
 
 -- A tick a second at most, and a bell for those who have something to read.
-create or replace function messages._tick_idle(stream messages.stream)
+create or replace function messages._tick_idle(stream messages.stream, fresh bigint)
   returns void
   language plpgsql
   security definer
@@ -105,7 +105,7 @@ begin
   )
   into v_is_there;
   if v_is_there and v_tick.created_at < clock_timestamp() - interval '1 second' then
-    perform messages._cut_tick(stream, false);
+    perform messages._cut_tick(stream, false, fresh);
     v_tick.snapshot := pg_current_snapshot();
   end if;
   if exists (
@@ -165,7 +165,7 @@ begin
 end;
 $$;
 
-create or replace function messages._tend_streams()
+create or replace function messages._tend_streams(fresh bigint)
   returns void
   language plpgsql
   security definer
@@ -178,7 +178,7 @@ begin
     select s.* from messages.stream as s order by s.name
     for no key update skip locked
   loop
-    perform messages._tick_idle(v_stream);
+    perform messages._tick_idle(v_stream, fresh);
     perform messages._rotate(v_stream);
     perform messages._tend_segments(v_stream);
     perform messages._forget_ticks(v_stream.id, 1000);

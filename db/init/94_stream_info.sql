@@ -71,7 +71,7 @@ begin
   end if;
   select m.low, m.snapshot, m.high
   into v_unread.upto_low, v_unread.upto, v_unread.upto_high
-  from messages._moment(v_unread.seen_low) as m;
+  from messages._moment(v_unread.seen_low, pg_snapshot_xmax(v_unread.upto), null) as m;
   v_unread.last_id := v_unread.upto_high;
   return v_unread;
 end;
