@@ -131,6 +131,42 @@ begin
 end;
 $$;
 
+-- Whether a subscription may have events of a sealed segment to read. One that has read all there is
+-- stays where it is until there is more, so that its place alone does not tell.
+create or replace function messages._needs(subscription bigint, segment messages.segment)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+as $$
+declare
+  v_last messages.batch;
+  v_is_there boolean;
+begin
+  if messages._floor(subscription) >= messages._passed(segment.sealed) then
+    return false;
+  end if;
+  select b.* into v_last
+  from messages.batch as b
+  where b.subscription = _needs.subscription
+  order by b.previous desc
+  limit 1;
+  if not v_last.is_last or messages._floor(subscription) < messages._passed(v_last.upto) then
+    return true;
+  end if;
+  execute format(
+    'select exists (select from messages.%1$I as e where e.xid >= %2$L) '
+    'or exists (select from messages.%1$I as e where e.xid = any (%3$L))',
+    messages._event_table(segment.id), pg_snapshot_xmax(v_last.upto),
+    array(select pg_snapshot_xip(v_last.upto))
+  )
+  into v_is_there;
+  return v_is_there;
+end;
+$$;
+
 -- Segments that are closed: seal them, and empty those that nobody needs any more.
 create or replace function messages._tend_segments(stream messages.stream)
   returns void
@@ -140,7 +176,6 @@ create or replace function messages._tend_segments(stream messages.stream)
 as $$
 declare
   v_segment messages.segment;
-  v_floor bigint;
 begin
   for v_segment in
     select s.*
@@ -154,11 +189,12 @@ begin
     elsif v_segment.closed_at
       <= clock_timestamp() - coalesce(stream.retention, interval '0')
     then
-      v_floor := (
-        select min(messages._floor(u.id))
-        from messages.subscription as u where u.stream = _tend_segments.stream.id
+      exit when exists (
+        select
+        from messages.subscription as u
+        where u.stream = _tend_segments.stream.id
+          and messages._needs(u.id, v_segment)
       );
-      exit when v_floor < messages._passed(v_segment.sealed);
       perform messages._free(v_segment);
     end if;
   end loop;

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import drop_database, install, open_session, session, until
+from database import create_clone, drop_database, install, open_session, session, until
 from notifyq import App
 from notifyq.config import with_database
 from notifyq.embedded import Server, debian_binaries, wheel_binaries
@@ -61,14 +61,17 @@ def own_server() -> Iterator[Server]:
         settings["synchronous_commit"] = "on"
         server = Server(Path(folder) / "server", binaries=binaries, settings=settings)
         try:
-            asyncio.run(_install(server.start()))
+            asyncio.run(_make_template(with_database(server.start(), "postgres")))
             yield server
         finally:
             server.stop(force=True)
 
 
-async def _install(dsn: str) -> None:
-    async with session(dsn) as connection:
+async def _make_template(admin_dsn: str) -> None:
+    # Not the database of the server: pg_cron is connected to that.
+    async with session(admin_dsn) as admin:
+        await admin.execute("create database family template template0")
+    async with session(with_database(admin_dsn, "family")) as connection:
         await install(connection)
 
 
@@ -105,10 +108,7 @@ async def mortal(own_server: Server) -> AsyncIterator[Mortal]:
     name = f"mortal_{next(_numbers)}"
     admin_dsn = with_database(own_server.dsn, "postgres")
     async with session(admin_dsn) as admin:
-        # No clone: pg_cron is connected to the one that has the schema.
-        await admin.execute(f'create database "{name}"')
-    async with session(with_database(own_server.dsn, name)) as connection:
-        await install(connection)
+        await create_clone(admin, name, "family")
     async with AsyncExitStack() as stack:
         yield Mortal(own_server, with_database(own_server.dsn, name), stack)
     async with session(admin_dsn) as admin:
