@@ -106,7 +106,7 @@ create or replace function messages.receive_many(
 as $$
 #variable_conflict use_column
 declare
-  v_report messages.relay_report := row(null::bigint[], 0, 0);
+  v_report messages.relay_report := row('{}'::bigint[], 0, 0);
   v_sent integer := cardinality(receive_many.places);
   v_places text[];
   v_ids bigint[];
@@ -132,6 +132,9 @@ begin
     perform messages._invalid('a place is null, or there twice');
   end if;
   perform messages._check_receipts(receive_many.source, receive_many.after);
+  if v_sent = 0 then
+    return v_report;
+  end if;
   perform messages._queue(u.name)
   from unnest(receive_many.queues) as u (name)
   group by u.name;

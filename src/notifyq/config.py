@@ -84,6 +84,29 @@ class WorkerSettings(Settings):
     """Time between two checks that the listening session is alive."""
 
 
+class RelaySettings(Settings):
+    """How a relay moves messages from one database to another."""
+
+    model_config = SettingsConfigDict(env_prefix="NOTIFYQ_RELAY_", frozen=True, extra="forbid")
+
+    batch: int = Field(1000, ge=1, le=10_000)
+    """Most messages in one claim and in one transaction of the target."""
+    in_flight: int = Field(3, ge=1, le=100)
+    """Batches under way at the same time; with 1 the target gets them in their order."""
+    lock_timeout: Duration = Field(timedelta(seconds=30), ge=timedelta(seconds=1))
+    """How long messages of a relay that died stay locked; a live one extends its locks."""
+    hold: Duration = Field(timedelta(seconds=10), ge=timedelta(0))
+    """How long a batch waits for a target that is down or full before it is released."""
+    attempts: int = Field(5, ge=1, le=1000)
+    """How often the transformation may fail on a message."""
+    remember: Duration = Field(timedelta(days=90), ge=timedelta(hours=1))
+    """How long the target keeps receipts: no backup of the source may be older."""
+    poll: Duration = Field(timedelta(seconds=1), gt=timedelta(0))
+    """Longest wait for a bell before the queues are looked at anyway."""
+    grace: Duration = Field(timedelta(seconds=30), ge=timedelta(0))
+    """How long a stop waits for batches under way before it releases them."""
+
+
 class CommandSettings(Settings):
     """What `notifyq worker` makes of a worker, and a worker inside a program does not."""
 

@@ -21,6 +21,7 @@ from notifyq.cli import (
     messages,
     publish,
     queues,
+    relay,
     schedules,
     schema,
     server,
@@ -55,6 +56,7 @@ app.add_typer(bench.bench)
 app.command("worker")(worker.worker)
 app.command("publish")(publish.publish)
 app.command("import")(importing.import_)
+app.command("relay")(relay.relay)
 app.add_typer(queues.queues)
 app.add_typer(stream.stream)
 app.add_typer(schedules.schedules)

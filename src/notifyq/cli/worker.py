@@ -120,11 +120,23 @@ async def _supervise(number: int) -> int:
 
 def load_app(target: str) -> App:
     """Import MODULE and take APP out of it; the current folder is on the path."""
+    app = load(target, "APP")
+    if not isinstance(app, App):
+        module_name, _, attribute = target.partition(":")
+        raise ConfigurationError(
+            f"{module_name!r} has no App named {attribute!r}"
+            + (f": it is of type {type(app).__name__}" if app is not None else "")
+        )
+    return app
+
+
+def load(target: str, what: str) -> Any:
+    """Import MODULE and take WHAT out of it, or None; the current folder is on the path."""
     module_name, colon, attribute = target.partition(":")
     names = [*module_name.split("."), attribute]
     if not colon or not all(name.isidentifier() for name in names) or names[-2] == "py":
         raise typer.BadParameter(
-            f"{target!r} is not MODULE:APP, as myproject.workers:app is for the file "
+            f"{target!r} is not MODULE:{what}, as myproject.workers:{what.lower()} is for the file "
             "myproject/workers.py"
         )
     if str(Path.cwd()) not in sys.path:
@@ -143,13 +155,7 @@ def load_app(target: str) -> App:
         raise ConfigurationError(
             f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-    app = getattr(module, attribute, None)
-    if not isinstance(app, App):
-        raise ConfigurationError(
-            f"{module_name!r} has no App named {attribute!r}"
-            + (f": it is of type {type(app).__name__}" if app is not None else "")
-        )
-    return app
+    return getattr(module, attribute, None)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,314 @@
+"""The relay: claim at the source, have it received at the target, finish at the source."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from notifyq import sql
+from notifyq.admin import Admin
+from notifyq.attendance import Attendance
+from notifyq.bell import Promises
+from notifyq.claims import Look
+from notifyq.config import RelaySettings
+from notifyq.errors import ConfigurationError, DatabaseUnavailableError
+from notifyq.events import (
+    Guarded,
+    RelayStarted,
+    RelayStopped,
+    log_sink,
+)
+from notifyq.listener import Listener
+from notifyq.pace import Allowance
+from notifyq.relay.flight import Flight
+from notifyq.relay.ledger import Ledger
+from notifyq.relay.stall import Stall
+from notifyq.relay.target import PASSING, Target, reason_of
+from notifyq.relay.transformation import transform
+from notifyq.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+
+    from notifyq.database import Database
+    from notifyq.events import Sink
+    from notifyq.listener import Session
+    from notifyq.relay.message import Transform
+
+log = logging.getLogger("notifyq.relay")
+
+_FIRST = 100
+"""Messages of the first claim; then twice as many each time, as long as they are small."""
+_LARGEST = 8_000_000
+"""Characters that a claim may bring, going by the one before."""
+_TICK = 0.5
+"""Seconds between two looks at the locks."""
+_VAIN, _VAIN_RATE = 10, 100.0
+"""Bells that may be about nothing, at once and a second."""
+
+
+class Relay:
+    """Moves messages of queues of `source` into queues of `target`, each once.
+
+    `routes` says which queue becomes which other one. `run()` returns after `stop()`: batches under
+    way have the grace to end, then they are released; `stop()` again releases them now. With `once`
+    it also returns when nothing is left to move. A relay runs once; any number may run at a time.
+    """
+
+    def __init__(
+        self,
+        source: Database,
+        target: Database,
+        routes: Mapping[str, str],
+        *,
+        transform: Transform | None = None,
+        filter: str | None = None,
+        once: bool = False,
+        accept_restored: bool = False,
+        settings: RelaySettings | None = None,
+        sink: Sink = log_sink,
+    ) -> None:
+        if not routes:
+            raise ConfigurationError("a relay needs a queue at least: {'orders': 'orders'}")
+        self._source = source
+        self._target_database = target
+        self._routes = dict(routes)
+        self._transform = transform
+        self._filter = filter
+        self._once = once
+        self._accepts_restored = accept_restored
+        self._settings = settings or RelaySettings.load()
+        self._sink = Guarded(sink)
+        self.name = f"relay {socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.counts: Counter[str] = Counter()
+        """Messages by what became of them: moved, known, dropped, failed, refused and so on."""
+        self._claims = source.lane()
+        self._wake = asyncio.Event()
+        self._flights: dict[Flight, asyncio.Task[None]] = {}
+        self._working: set[asyncio.Task[None]] = set()
+        self._quantity = min(_FIRST, self._settings.batch)
+        self._stops = 0
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._failure: BaseException | None = None
+
+    def stop(self) -> None:
+        """Claim no more and end what is under way; called again, release it now. For any thread."""
+        self._stops += 1
+        if self._home is not None:
+            with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
+                self._home.call_soon_threadsafe(self._stop_requested)
+
+    def _stop_requested(self) -> None:
+        self._wake.set()
+        if self._stops > 1:
+            self._cancel()
+
+    async def run(self) -> None:
+        """Move messages until `stop()`. Waits for a target that is down for as long as it takes.
+
+        Raises LostReceiptsError where the target was restored to an earlier state.
+        """
+        if self._home is not None:
+            raise ConfigurationError("a relay runs once: make another one")
+        self._home = asyncio.get_running_loop()
+        settings = self._settings
+        async with self._source, self._target_database:
+            await self._introduce()
+            promises = Promises(self._source, self._sink, on_session=self._wake.set)
+            self._attendance = Attendance(
+                promises, list(self._routes), poll=settings.poll.total_seconds()
+            )
+            async with Listener(
+                self._source.dsn,
+                [sql.NEW_MESSAGE],
+                self._hear,
+                settings=self._source.settings,
+                name="notifyq relay",
+                ping=10,
+                services=[self._extend, promises.serve],
+                sink=self._sink,
+            ) as listener:
+                listener.failed.add_done_callback(self._ended)
+                await self._serve()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _serve(self) -> None:
+        routes = tuple(f"{source}:{target}" for source, target in self._routes.items())
+        self._sink(RelayStarted(relay=self.name, routes=routes))
+        self._begin(Upkeep(self._source, 1.0, self._sink).serve())
+        try:
+            await self._move_until_stopped()
+        finally:
+            try:
+                await self._drain()
+            finally:
+                for service in list(self._working):
+                    service.cancel()
+                if self._working:
+                    await asyncio.wait(set(self._working))
+                await self._attendance.close()
+                await self._claims.close()
+                self._sink(
+                    RelayStopped(
+                        relay=self.name,
+                        moved=self.counts["moved"],
+                        released=self.counts["released"],
+                    )
+                )
+
+    async def _introduce(self) -> None:
+        """Have both databases say who they are, and the target prove that it has what it got."""
+        for database in (self._source, self._target_database):
+            await Admin(database).check_schema()
+        source: str = await self._source.value(sql.RELAY_SOURCE)
+        target: str = await self._target_database.value(sql.RELAY_TARGET)
+        if self._accepts_restored:
+            await self._source.value(sql.RELAY_FORGET, target)
+        remember = self._settings.remember
+        self._target = Target(self._target_database, source, remember)
+        self._ledger = Ledger(
+            self._source, (target, source), self._settings.attempts, self.counts, self._sink
+        )
+        self._stall = Stall(self._target, self._sink, on_end=self._wake.set)
+        marks = await self._source.fetch(sql.RELAY_MARKS, target, source, remember * 0.9)
+        await self._target.check(row[0] for row in marks)
+
+    async def _move_until_stopped(self) -> None:
+        vain = Allowance(_VAIN, _VAIN_RATE)
+        while not self._stops:
+            # Cleared before the look: a bell that rings while it is under way must set it again.
+            is_rung = self._wake.is_set()
+            self._wake.clear()
+            room = self._room
+            if room > 0:
+                look = await self._look(is_last=self._attendance.owes_look or self._once)
+                await self._attendance.note(look)
+                if look.is_full:
+                    continue
+                if self._once and not look.queues and not look.has_failed and not self._flights:
+                    return
+                if is_rung and not look.queues and (pause := vain.spend()) > 0:
+                    await asyncio.sleep(pause)
+            room = self._room
+            seconds = await self._attendance.pause(room)
+            if seconds > 0 and room > 0:
+                seconds = min(seconds, await self._attendance.until_token())
+            if seconds > 0 and not self._stops:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await self._wake.wait()
+
+    @property
+    def _room(self) -> int:
+        return 0 if self._stall.is_on else self._settings.in_flight - len(self._flights)
+
+    async def _look(self, *, is_last: bool) -> Look:
+        """Claim a batch, and have it moved."""
+        since = time.monotonic()
+        quantity = self._quantity
+        lock_timeout = self._settings.lock_timeout
+        claim = (list(self._routes), quantity, lock_timeout, self.name, self._filter, is_last)
+        try:
+            [row] = await self._claims.fetch(sql.RELAY_CLAIM, *claim)
+        except asyncpg.ProgramLimitExceededError:
+            if quantity == 1:
+                raise
+            self._quantity = max(1, quantity // 8)  # more than fits into one answer
+            return Look(frozenset(), is_full=True)
+        except DatabaseUnavailableError as error:
+            log.warning("claim failed: %s", error)
+            # It may have locked messages of which nobody has heard.
+            known = [i for flight in list(self._flights) for i in flight.ids]
+            await self._source.persist(sql.RELEASE_ORPHANS, self.name, known)
+            return Look(frozenset(), is_full=False, has_failed=True)
+        if row["ids"] is None:
+            return Look(frozenset(), is_full=False)
+        flight = Flight(row, self._routes, since, lock_timeout.total_seconds())
+        self._flights[flight] = self._begin(self._move(flight))
+        mean = max(1, flight.size // len(flight))
+        self._quantity = max(1, min(2 * quantity, self._settings.batch, _LARGEST // mean))
+        return Look(flight.queues, is_full=len(flight) == quantity)
+
+    async def _move(self, flight: Flight) -> None:
+        try:
+            if self._transform is not None:
+                await transform(self._transform, flight)
+            hold = 0 if self._stops or self._stall.is_on else self._settings.hold.total_seconds()
+            sent = await self._target.send(flight.items(), hold)
+            await self._ledger.settle(flight, sent)
+            if sent.error is not None:
+                self._judge(sent.error)
+        except asyncio.CancelledError:
+            await self._ledger.release(flight, range(len(flight)))
+            raise
+        finally:
+            del self._flights[flight]
+            self._wake.set()
+
+    def _judge(self, error: Exception) -> None:
+        """Wait for a target that cannot take messages now; end with any other error."""
+        if not isinstance(error, PASSING):
+            self._fail(error)
+        elif not self._stall.is_on and not self._stops:
+            self._quantity = 1
+            self._stall.is_on = True
+            self._begin(self._stall.last(reason_of(error)))
+
+    async def _extend(self, session: Session) -> None:
+        """Hold the locks of batches that are under way, for ever; on the listener's loop."""
+        while True:
+            await asyncio.sleep(_TICK / 2)
+            now = time.monotonic()
+            for flight in list(self._flights):
+                if flight.extend_at <= now:
+                    await session.fetch(
+                        sql.EXTEND_MANY, flight.ids, flight.tokens, self._settings.lock_timeout
+                    )
+                    flight.extend_at = now + flight.seconds / 3
+
+    def _hear(self, _channel: str, payload: str) -> None:
+        queue, _, ids = payload.rpartition(":")
+        if not queue or (queue in self._routes and self._attendance.answers(queue, ids)):
+            self._wake.set()
+
+    async def _drain(self) -> None:
+        moving = set(self._flights.values())
+        if not moving:
+            return
+        if self._failure is None and self._stops < 2:
+            await asyncio.wait(moving, timeout=self._settings.grace.total_seconds())
+        self._cancel()
+        await asyncio.wait(moving)
+
+    def _cancel(self) -> None:
+        for task in self._flights.values():
+            task.cancel()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something beside the claims; if it ends with an error, so does the relay."""
+        task = asyncio.create_task(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Future[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop because of an error; `run()` raises it."""
+        if self._failure is None:
+            self._failure = error
+            self._stops += 1
+            self._wake.set()

@@ -1,0 +1,80 @@
+"""Relays in this process, and what they have moved."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from notifyq.config import DatabaseSettings, RelaySettings
+from notifyq.database import Database
+from notifyq.events import RelayStarted
+from notifyq.relay import Relay
+from worker.running import Events
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from database import Connection
+
+
+def relay(
+    source: str,
+    target: str,
+    routes: Mapping[str, str] | None = None,
+    events: Events | None = None,
+    **options: Any,
+) -> Relay:
+    """Make a relay; what is a setting goes there."""
+    known = {
+        name: options.pop(name) for name in list(options) if name in RelaySettings.model_fields
+    }
+    return Relay(
+        Database(source, settings=DatabaseSettings.load(retry_for=20)),
+        Database(target),
+        routes if routes is not None else {"default": "default"},
+        settings=RelaySettings.load(**{"poll": 60} | known),
+        sink=events or Events(),
+        **options,
+    )
+
+
+async def drained(source: str, target: str, *args: Any, **options: Any) -> Relay:
+    """Move all that is there, and return the relay that has."""
+    made = relay(source, target, *args, once=True, **options)
+    async with asyncio.timeout(30):
+        await made.run()
+    return made
+
+
+@asynccontextmanager
+async def relaying(
+    source: str,
+    target: str,
+    routes: Mapping[str, str] | None = None,
+    events: Events | None = None,
+    **options: Any,
+) -> AsyncIterator[Relay]:
+    """Run a relay, and stop it at the end."""
+    events = events or Events()
+    made = relay(source, target, routes, events, **options)
+    task = asyncio.create_task(made.run())
+    started = asyncio.create_task(events.wait(RelayStarted, relay=made.name))
+    await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        started.cancel()
+        await task
+    try:
+        yield made
+    finally:
+        made.stop()
+        async with asyncio.timeout(30):
+            await task
+
+
+async def payloads(connection: Connection, queue: str = "default") -> list[Any]:
+    """What waits in a queue, in its order."""
+    rows = await connection.fetch(
+        "select message from messages.message where queue = $1 order by id", queue
+    )
+    return [row[0] for row in rows]

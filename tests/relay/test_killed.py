@@ -1,0 +1,177 @@
+"""Each message comes once, whatever dies: relays at every step, both servers, late commits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from database import ROOT, until
+from notifyq.events import RelayMoved
+from relay.relaying import drained, payloads, relaying
+from worker.running import Events, statuses
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from database import Connect, Connection
+
+PROGRAM = Path(__file__).with_name("killed.py")
+
+
+async def fill(connection: Connection, first: int, count: int) -> None:
+    await connection.execute(
+        "select messages.publish_many('default', array("
+        "select to_jsonb(n) from generate_series($1::int, $2::int) as n))",
+        first,
+        first + count - 1,
+    )
+
+
+@pytest.mark.timeout(120)
+async def test_a_relay_is_killed_at_every_step(
+    database: str, far: str, connection: Connection, there: Connection
+) -> None:
+    """Each relay dies one step later than the one before, and the next one goes on."""
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, PROGRAM, database, far),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+    )
+    said, _ = await program.communicate()
+    assert program.returncode == 0
+    steps, sent = map(int, said.split())
+    assert steps > 12
+    assert sorted(await payloads(there)) == list(range(sent))
+    assert await statuses(connection) == {"success": sent}
+
+
+@asynccontextmanager
+async def command(source: str, target: str, *options: str) -> AsyncIterator[Any]:
+    """Run the command, and kill it if it is still there in the end."""
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "notifyq", "relay", source, target),
+        *("--queue", "default", *options),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield program
+    finally:
+        if program.returncode is None:
+            program.kill()
+        await program.communicate()
+
+
+async def until_waiting(observer: Connection, dsn: str, what: str, count: int = 1) -> None:
+    """Wait until so many sessions of that database wait for a lock."""
+    name = dsn.rpartition("/")[2]
+
+    async def waits() -> bool:
+        return bool(
+            await observer.fetchval(
+                "select count(*) = $3 from pg_stat_activity where datname = $1 "
+                "and wait_event_type = 'Lock' and query like $2",
+                name,
+                f"%messages.{what}(%",
+                count,
+            )
+        )
+
+    await until(waits, f"a session waits in {what}")
+
+
+async def test_what_is_committed_after_the_death_of_its_relay_is_known(
+    database: str, far: str, connection: Connection, there: Connection
+) -> None:
+    """The target is still at it when another relay sends the same: that one waits, and knows."""
+    await fill(connection, 1, 50)
+    lock = there.transaction()
+    await lock.start()
+    await there.execute("lock table messages.message in share mode")
+    async with command(database, far) as program:
+        await until_waiting(connection, far, "receive_many")
+        program.send_signal(signal.SIGKILL)
+        await program.wait()
+    await connection.execute("update messages.message set lock_expires_at = now()")
+    await connection.execute("select messages.reap()")
+    await connection.execute("update messages.message set available_at = now(), state = 'waiting'")
+    events = Events()
+    async with relaying(database, far, events=events):
+        await until_waiting(connection, far, "receive_many", 2)
+        await lock.rollback()
+        await events.wait(RelayMoved)
+    assert await payloads(there) == list(range(1, 51))
+    assert await statuses(connection) == {"success": 50}
+
+
+async def test_what_was_received_before_the_death_of_its_relay_is_only_finished(
+    database: str, far: str, connection: Connection, connect: Connect, there: Connection
+) -> None:
+    await fill(connection, 1, 50)
+    holder = await connect()
+    lock = holder.transaction()
+    await lock.start()
+    await holder.execute("lock table messages.message_archive in share mode")
+    async with command(database, far) as program:
+        await until_waiting(connection, database, "relay_finish")
+        program.send_signal(signal.SIGKILL)
+        await program.wait()
+    assert await payloads(there) == list(range(1, 51))
+    ids = await there.fetch("select id from messages.message order by id")
+    await connection.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
+        "and application_name like 'notifyq%'"
+    )
+    await lock.rollback()
+    await connection.execute("update messages.message set lock_expires_at = now()")
+    await connection.execute("select messages.reap()")
+    await connection.execute("update messages.message set available_at = now(), state = 'waiting'")
+    done = await drained(database, far)
+    assert done.counts["known"] == 50
+    assert await payloads(there) == list(range(1, 51))
+    assert await there.fetch("select id from messages.message order by id") == ids
+    results = await connection.fetch("select result from messages.message_archive order by id")
+    assert [row[0]["id"] for row in results] == [row[0] for row in ids]
+
+
+async def test_several_relays_of_one_queue(
+    database: str, far: str, connection: Connection, there: Connection
+) -> None:
+    events = Events()
+    async with (
+        relaying(database, far, events=events, batch=20) as one,
+        relaying(database, far, events=events, batch=20) as two,
+    ):
+        for first in range(0, 2000, 100):
+            await fill(connection, first, 100)
+
+        async def all_moved() -> bool:
+            return one.counts["moved"] + two.counts["moved"] == 2000
+
+        await until(all_moved, "all are moved", 20)
+    assert sorted(await payloads(there)) == list(range(2000))
+    assert await statuses(connection) == {"success": 2000}
+    assert min(one.counts["moved"], two.counts["moved"]) > 0
+
+
+async def test_the_command_stops_at_a_signal(
+    database: str, far: str, connection: Connection, there: Connection
+) -> None:
+    await fill(connection, 1, 10)
+    async with command(database, far, "--json") as program:
+
+        async def moved() -> bool:
+            return len(await payloads(there)) == 10
+
+        await until(moved, "all are moved")
+        program.send_signal(signal.SIGTERM)
+        out, _ = await program.communicate()
+    assert program.returncode == 0
+    assert b'"moved":10' in out
