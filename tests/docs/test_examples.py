@@ -68,7 +68,12 @@ async def test_python_runs(
     module = ModuleType(f"docs_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     given = vars(module)
-    given.update(connection=connection, timedelta=timedelta)
+    given.update(connection=connection, timedelta=timedelta, app_dsn=database, hub_dsn=database)
+    if page.stem == "relay":
+        await connection.execute(
+            "select messages.create_queue('incoming'), messages.create_queue('large'), "
+            "messages.publish('billing', '{\"test\": false, \"total\": 2000}')"
+        )
     try:
         for block in blocks(page, "python"):
             result = eval(compiled(block), given)
@@ -138,7 +143,7 @@ def test_the_commands_of_the_reference_work(
     ran = 0
     for line, args in commands(page):
         # These run until they are stopped, have a server of their own, or need another queue.
-        is_long = args[0] in {"worker", "server", "demo", "bench", "chaos", "import"}
+        is_long = args[0] in {"worker", "server", "demo", "bench", "chaos", "import", "relay"}
         # And this one wants the app of the examples.
         if is_long or args[:2] in (["dead", "watch"], ["schedules", "apply"], ["stream", "tail"]):
             continue

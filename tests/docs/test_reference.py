@@ -18,7 +18,7 @@ from docs.pages import anchors
 from notifyq import errors, events
 from notifyq.cli.common import span
 from notifyq.cli.main import app as command_line
-from notifyq.config import DatabaseSettings, Settings, WorkerSettings
+from notifyq.config import DatabaseSettings, RelaySettings, Settings, WorkerSettings
 from notifyq.registry import HandlerOptions
 from notifyq.subscribers import SubscriberOptions
 
@@ -93,12 +93,16 @@ def test_the_reference_has_no_option_that_is_gone() -> None:
     assert said <= {*known, "--help"}
 
 
-@pytest.mark.parametrize("settings", [DatabaseSettings, WorkerSettings])
+@pytest.mark.parametrize("settings", [DatabaseSettings, WorkerSettings, RelaySettings])
 def test_every_setting_is_in_the_table(settings: type[Settings]) -> None:
-    documented = table(page("python.md"), "setting")
+    if settings is RelaySettings:
+        documented = table(page("relay.md"), "relay setting")
+        assert documented.keys() == RelaySettings.model_fields.keys()
+    else:
+        documented = table(page("python.md"), "setting")
     for name, field in settings.model_fields.items():
         environment, default, meaning = documented[name]
-        assert environment == f"`NOTIFYQ_{name.upper()}`"
+        assert environment == f"`{settings.model_config['env_prefix']}{name.upper()}`"
         assert field.default is not PydanticUndefined
         shown = str(field.default) if isinstance(field.default, int) else span(field.default)
         assert default == shown, name

@@ -12,8 +12,6 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
-
 from notifyq import sql
 from notifyq.admin import Admin
 from notifyq.attendance import Attendance
@@ -29,7 +27,7 @@ from notifyq.events import (
 )
 from notifyq.listener import Listener
 from notifyq.pace import Allowance
-from notifyq.relay.flight import Flight
+from notifyq.relay.intake import Intake
 from notifyq.relay.ledger import Ledger
 from notifyq.relay.stall import Stall
 from notifyq.relay.target import PASSING, Target, reason_of
@@ -42,14 +40,11 @@ if TYPE_CHECKING:
     from notifyq.database import Database
     from notifyq.events import Sink
     from notifyq.listener import Session
+    from notifyq.relay.flight import Flight
     from notifyq.relay.message import Transform
 
 log = logging.getLogger("notifyq.relay")
 
-_FIRST = 100
-"""Messages of the first claim; then twice as many each time, as long as they are small."""
-_LARGEST = 8_000_000
-"""Characters that a claim may bring, going by the one before."""
 _TICK = 0.5
 """Seconds between two looks at the locks."""
 _VAIN, _VAIN_RATE = 10, 100.0
@@ -83,7 +78,6 @@ class Relay:
         self._target_database = target
         self._routes = dict(routes)
         self._transform = transform
-        self._filter = filter
         self._once = once
         self._accepts_restored = accept_restored
         self._settings = settings or RelaySettings.load()
@@ -91,11 +85,10 @@ class Relay:
         self.name = f"relay {socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self.counts: Counter[str] = Counter()
         """Messages by what became of them: moved, known, dropped, failed, refused and so on."""
-        self._claims = source.lane()
         self._wake = asyncio.Event()
         self._flights: dict[Flight, asyncio.Task[None]] = {}
         self._working: set[asyncio.Task[None]] = set()
-        self._quantity = min(_FIRST, self._settings.batch)
+        self._intake = Intake(source, self._routes, self._settings, self.name, filter)
         self._stops = 0
         self._home: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
@@ -157,7 +150,7 @@ class Relay:
                 if self._working:
                     await asyncio.wait(set(self._working))
                 await self._attendance.close()
-                await self._claims.close()
+                await self._intake.close()
                 self._sink(
                     RelayStopped(
                         relay=self.name,
@@ -214,30 +207,17 @@ class Relay:
 
     async def _look(self, *, is_last: bool) -> Look:
         """Claim a batch, and have it moved."""
-        since = time.monotonic()
-        quantity = self._quantity
-        lock_timeout = self._settings.lock_timeout
-        claim = (list(self._routes), quantity, lock_timeout, self.name, self._filter, is_last)
         try:
-            [row] = await self._claims.fetch(sql.RELAY_CLAIM, *claim)
-        except asyncpg.ProgramLimitExceededError:
-            if quantity == 1:
-                raise
-            self._quantity = max(1, quantity // 8)  # more than fits into one answer
-            return Look(frozenset(), is_full=True)
+            look, flight = await self._intake.claim(is_last=is_last)
         except DatabaseUnavailableError as error:
             log.warning("claim failed: %s", error)
             # It may have locked messages of which nobody has heard.
             known = [i for flight in list(self._flights) for i in flight.ids]
             await self._source.persist(sql.RELEASE_ORPHANS, self.name, known)
             return Look(frozenset(), is_full=False, has_failed=True)
-        if row["ids"] is None:
-            return Look(frozenset(), is_full=False)
-        flight = Flight(row, self._routes, since, lock_timeout.total_seconds())
-        self._flights[flight] = self._begin(self._move(flight))
-        mean = max(1, flight.size // len(flight))
-        self._quantity = max(1, min(2 * quantity, self._settings.batch, _LARGEST // mean))
-        return Look(flight.queues, is_full=len(flight) == quantity)
+        if flight is not None:
+            self._flights[flight] = self._begin(self._move(flight))
+        return look
 
     async def _move(self, flight: Flight) -> None:
         try:
@@ -260,7 +240,7 @@ class Relay:
         if not isinstance(error, PASSING):
             self._fail(error)
         elif not self._stall.is_on and not self._stops:
-            self._quantity = 1
+            self._intake.slow_down()
             self._stall.is_on = True
             self._begin(self._stall.last(reason_of(error)))
 
