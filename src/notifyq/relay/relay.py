@@ -225,9 +225,10 @@ class Relay:
                 await transform(self._transform, flight)
             hold = 0 if self._stops or self._stall.is_on else self._settings.hold.total_seconds()
             sent = await self._target.send(flight.items(), hold)
-            await self._ledger.settle(flight, sent)
             if sent.error is not None:
+                # Before anything is released, which would be claimed again at once.
                 self._judge(sent.error)
+            await self._ledger.settle(flight, sent)
         except asyncio.CancelledError:
             await self._ledger.release(flight, range(len(flight)))
             raise
@@ -263,12 +264,13 @@ class Relay:
 
     async def _drain(self) -> None:
         moving = set(self._flights.values())
-        if not moving:
-            return
-        if self._failure is None and self._stops < 2:
+        if moving and self._stops < 2:
             await asyncio.wait(moving, timeout=self._settings.grace.total_seconds())
-        self._cancel()
-        await asyncio.wait(moving)
+        if moving:
+            self._cancel()
+            await asyncio.wait(moving)
+        for flight in list(self._flights):  # cancelled before they had begun
+            await self._ledger.release(flight, range(len(flight)))
 
     def _cancel(self) -> None:
         for task in self._flights.values():
