@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from notifyq.config import DatabaseSettings, RelaySettings
 from notifyq.database import Database
-from notifyq.events import RelayStarted
-from notifyq.relay import Relay
+from notifyq.relay import Relay, RelayStarted
 from worker.running import Events
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from database import ROOT, until
-from notifyq.events import RelayMoved
+from notifyq.relay import RelayMoved
 from relay.relaying import drained, payloads, relaying
 from worker.running import Events, statuses
 

@@ -8,7 +8,7 @@ import pytest
 
 from database import value
 from notifyq.errors import ConfigurationError, QueueNotFoundError
-from notifyq.events import RelayMoved, RelayRefused, RelayStopped
+from notifyq.relay import RelayMoved, RelayRefused, RelayStopped
 from relay.relaying import drained, payloads, relay, relaying
 from worker.running import Events, statuses
 

@@ -14,8 +14,8 @@ from notifyq.cli.worker import load, stop_signals
 from notifyq.config import DatabaseSettings, RelaySettings, dsn_from_file, has_password
 from notifyq.database import Database
 from notifyq.errors import ConfigurationError
-from notifyq.events import RelayMoved, RelayRefused, log_sink
-from notifyq.relay import Relay
+from notifyq.events import log_sink
+from notifyq.relay import Relay, RelayMoved, RelayRefused
 
 if TYPE_CHECKING:
     from notifyq.events import Event

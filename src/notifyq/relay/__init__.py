@@ -5,7 +5,26 @@ message, and finished at the source. A relay that dies between the commits leave
 another one claims again, finds the receipts of, and only finishes.
 """
 
+from notifyq.relay.events import (
+    RelayMoved,
+    RelayRefused,
+    RelayResumed,
+    RelayStalled,
+    RelayStarted,
+    RelayStopped,
+)
 from notifyq.relay.message import RelayMessage, Transform, Transformed
 from notifyq.relay.relay import Relay
 
-__all__ = ["Relay", "RelayMessage", "Transform", "Transformed"]
+__all__ = [
+    "Relay",
+    "RelayMessage",
+    "RelayMoved",
+    "RelayRefused",
+    "RelayResumed",
+    "RelayStalled",
+    "RelayStarted",
+    "RelayStopped",
+    "Transform",
+    "Transformed",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notifyq import sql
-from notifyq.events import RelayMoved, RelayRefused
+from notifyq.relay.events import RelayMoved, RelayRefused
 from notifyq.tracebacks import describe, report
 
 if TYPE_CHECKING:

@@ -19,14 +19,10 @@ from notifyq.bell import Promises
 from notifyq.claims import Look
 from notifyq.config import RelaySettings
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
-from notifyq.events import (
-    Guarded,
-    RelayStarted,
-    RelayStopped,
-    log_sink,
-)
+from notifyq.events import Guarded, log_sink
 from notifyq.listener import Listener
 from notifyq.pace import Allowance
+from notifyq.relay.events import RelayStarted, RelayStopped
 from notifyq.relay.intake import Intake
 from notifyq.relay.ledger import Ledger
 from notifyq.relay.stall import Stall

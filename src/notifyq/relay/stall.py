@@ -7,7 +7,7 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from notifyq.events import RelayResumed, RelayStalled
+from notifyq.relay.events import RelayResumed, RelayStalled
 from notifyq.relay.target import PASSING
 
 if TYPE_CHECKING:
