@@ -168,31 +168,22 @@ from (select) as once
 left join messages.dead_since(seen => '1:1:', queue => $2) as d on d.archived_at >= $1
 """
 RECEIVE = "select * from messages.receive(source => $1, messages => $2::text::jsonb)"
-# One row of arrays: nothing needs to be decoded that only goes on to another database. What a
-# superuser has made at infinity has no microseconds.
+# One row of arrays: nothing needs to be decoded that only goes on to another database.
 RELAY_CLAIM = """
-select array_agg(c.id) as ids, array_agg(c.lock_token) as tokens,
-  array_agg(
-    case when isfinite(c.created_at) then (extract(epoch from c.created_at) * 1000000)::bigint
-    else 0 end
-  ) as created,
+select array_agg(c.id) as ids, array_agg(c.lock_token) as tokens, array_agg(b.us) as created,
   array_agg(c.queue) as queues, array_agg(c.message::text) as messages,
   array_agg(c.priority) as priorities, array_agg(c.type) as types,
   array_agg(c.headers::text) as headers, array_agg(c.key) as keys,
   array_agg(coalesce(c.dedup_key, c.given_up_key)) as dedup_keys,
   array_agg(c.dedup_scope) as dedup_scopes, array_agg(c.max_attempts) as max_attempts,
-  array_agg(c.attempts) as attempts,
-  extract(
-    epoch from clock_timestamp() - min(c.available_at) filter (where isfinite(c.available_at))
-  )::double precision as age
-from (
-  select r.*
-  from messages.relay_claim(
-    queues => $1, quantity => $2, lock_timeout => $3, worker => $4, filter => $5::jsonpath,
-    thorough => $6
-  ) as r
-  order by r.id
-) as c
+  array_agg(c.attempts) as attempts, max(b.age) as age
+from (select r.* from messages.relay_claim(queues => $1, quantity => $2, lock_timeout => $3,
+  worker => $4, filter => $5::jsonpath, thorough => $6) as r order by r.id) as c,
+  lateral (select
+    case when isfinite(c.created_at) then (extract(epoch from c.created_at) * 1000000)::bigint
+      else 0 end as us,
+    case when isfinite(c.available_at) then
+      extract(epoch from clock_timestamp() - c.available_at)::float8 end as age) as b
 """
 RELAY_FINISH = """
 select messages.relay_finish(
@@ -204,11 +195,10 @@ RELAY_TARGET = "select messages.relay_target()"
 RELAY_MARKS = "select messages.relay_marks(target => $1, source => $2, within => $3)"
 RELAY_FORGET = "select messages.relay_forget(target => $1)"
 RECEIVE_MANY = """
-select r.ids, r.merged, r.known
-from messages.receive_many(
-  source => $1, places => $2, queues => $3, messages => $4::text[]::jsonb[], priorities => $5,
-  types => $6, headers => $7::text[]::jsonb[], keys => $8, dedup_keys => $9, dedup_scopes => $10,
-  max_attempts => $11, after => $12, remember => $13) as r
+select r.* from messages.receive_many(source => $1, places => $2, queues => $3,
+  messages => $4::text[]::jsonb[], priorities => $5, types => $6, headers => $7::text[]::jsonb[],
+  keys => $8, dedup_keys => $9, dedup_scopes => $10, max_attempts => $11, after => $12,
+  remember => $13) as r
 """
 IS_FOREIGN = "select messages._is_foreign(messages._here())"
 ADOPT = "select messages.adopt()"
