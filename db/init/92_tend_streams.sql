@@ -2,34 +2,9 @@
 --
 -- owns:    nothing
 -- writes:  messages.tick, messages.segment, messages.batch, messages.batch_end; notifies new_event
--- calls:   messages._cut_tick, messages._passed, messages._rotate, messages._seal, messages._free,
---          messages._ring_stream, messages._event_table
+-- calls:   messages._cut_tick, messages._passed, messages._needs, messages._rotate,
+--          messages._seal, messages._free, messages._ring_stream, messages._event_table
 -- raises:  nothing
-
--- How far a subscription has come for good: whatever passed before is needed by it no more.
-create or replace function messages._floor(subscription bigint)
-  returns bigint
-  language sql
-  stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-  select min(
-    messages._passed(
-      case when b.kind = 'position' or (b.is_last and e.batch is not null) then b.upto
-      else b.seen end
-    )
-  )
-  from messages.batch as b
-  left join messages.batch_end as e on e.batch = b.id
-  where b.subscription = _floor.subscription
-    and (
-      (b.kind <> 'position' and e.batch is null)
-      or b.previous = (
-        select max(l.previous) from messages.batch as l where l.subscription = _floor.subscription
-      )
-    );
-$$;
 
 -- Batches that ended a while ago: whoever finishes one twice is told so until then.
 create or replace function messages._forget_batches(subscription bigint, quantity integer)
@@ -128,42 +103,6 @@ begin
   ) then
     perform messages._ring_stream(stream);
   end if;
-end;
-$$;
-
--- Whether a subscription may have events of a sealed segment to read. One that has read all there is
--- stays where it is until there is more, so that its place alone does not tell.
-create or replace function messages._needs(subscription bigint, segment messages.segment)
-  returns boolean
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-as $$
-declare
-  v_last messages.batch;
-  v_is_there boolean;
-begin
-  if messages._floor(subscription) >= messages._passed(segment.sealed) then
-    return false;
-  end if;
-  select b.* into v_last
-  from messages.batch as b
-  where b.subscription = _needs.subscription
-  order by b.previous desc
-  limit 1;
-  if not v_last.is_last or messages._floor(subscription) < messages._passed(v_last.upto) then
-    return true;
-  end if;
-  execute format(
-    'select exists (select from messages.%1$I as e where e.xid >= %2$L) '
-    'or exists (select from messages.%1$I as e where e.xid = any (%3$L))',
-    messages._event_table(segment.id), pg_snapshot_xmax(v_last.upto),
-    array(select pg_snapshot_xip(v_last.upto))
-  )
-  into v_is_there;
-  return v_is_there;
 end;
 $$;
 
