@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive (_archive)
--- calls:   nothing
+-- calls:   messages._archive_volatile
 -- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace function messages._queue(name text)
@@ -162,7 +162,7 @@ begin
     ) as u (id, lock_token, status, details, result)
   ),
   gone as (
-    delete from messages.message as m
+    delete from only messages.message as m
     where m.id = any (_archive.ids)
       -- Not a join, whose order the planner would choose; nor a condition on the state itself, for
       -- which it would read the whole of the partial index on that state.
@@ -185,5 +185,12 @@ begin
   from gone as g
   join ending as e on e.id = g.id and e.lock_token = g.lock_token
   returning a.id;
+  if exists (
+    select from pg_inherits as i where i.inhparent = 'messages.message'::regclass
+  ) then
+    return query
+    select v.id
+    from messages._archive_volatile(ids, lock_tokens, statuses, details, results, state) as v (id);
+  end if;
 end;
 $$;

@@ -87,6 +87,10 @@ begin
     on conflict (queue, dedup_key) where dedup_key is not null do nothing
     returning id into v_id;
     exit when v_id is not null;
+    if publish.dedup_key is null then
+      -- Diverted into message_volatile, under the number that was drawn here.
+      return currval('messages.message_id_seq');
+    end if;
     select m.id into v_id
     from messages.message as m
     where m.queue = publish.queue

@@ -1,7 +1,7 @@
 -- Publish many: put an array of messages into a queue with one statement and one bell.
 --
 -- owns:    nothing
--- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings
+-- writes:  messages.message, messages.message_volatile; insert triggers check the queue and ring
 -- calls:   messages._invalid, messages._queue, messages._check_attempts, messages._check_unique,
 --          messages._template, messages._publish_all, messages._check_plain,
 --          messages._publish_events
@@ -48,6 +48,7 @@ create or replace function messages.publish_many(
 as $$
 #variable_conflict use_column
 declare
+  v_queue messages.queue;
   v_due timestamptz := coalesce(
     publish_many.available_at,
     case when publish_many.delay > interval '0' then clock_timestamp() + publish_many.delay end,
@@ -85,8 +86,8 @@ begin
     );
     return;
   end if;
-  perform messages._queue(publish_many.queue);
-  if publish_many.dedup_keys is null and publish_many.after is null then
+  v_queue := messages._queue(publish_many.queue);
+  if publish_many.dedup_keys is null and publish_many.after is null and v_queue.durable then
     return query
     insert into messages.message as m
       (queue, message, priority, available_at, type, headers, key, max_attempts)
@@ -96,6 +97,22 @@ begin
     from unnest(publish_many.messages, publish_many.keys) with ordinality
       as p (message, key, position)
     order by p.position
+    returning m.id;
+    return;
+  end if;
+  if publish_many.dedup_keys is null and publish_many.after is null then
+    return query
+    insert into messages.message_volatile as m
+      (id, queue, message, priority, available_at, type, headers, key, max_attempts)
+    select
+      nextval('messages.message_id_seq'), publish_many.queue, p.message,
+      coalesce(publish_many.priority, 0), v_due, publish_many.type,
+      coalesce(publish_many.headers, '{}'), p.key, publish_many.max_attempts
+    from (
+      select u.* from unnest(publish_many.messages, publish_many.keys) with ordinality
+        as u (message, key, position)
+      order by u.position
+    ) as p
     returning m.id;
     return;
   end if;

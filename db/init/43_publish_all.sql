@@ -60,6 +60,7 @@ create or replace function messages._publish_all(
 as $$
 #variable_conflict use_column
 declare
+  v_queue messages.queue;
   v_sequence regclass := pg_get_serial_sequence('messages.message', 'id')::regclass;
   v_new bigint[];
   v_leads boolean[];
@@ -68,7 +69,7 @@ declare
   v_after bigint[];
   v_ended messages.dependency[];
 begin
-  perform messages._queue(template.queue);
+  v_queue := messages._queue(template.queue);
   -- The trigger `admit` does not see a message that is there already.
   if exists (select from messages.queue_grant) then
     perform messages._check_access(template.queue, 'publish into');
@@ -76,6 +77,9 @@ begin
   if cardinality(after) > 0 then
     if on_duplicate = 'debounce' then
       perform messages._invalid('debounce and after exclude each other');
+    end if;
+    if not v_queue.durable then
+      perform messages._invalid('messages of a queue that is not durable wait for no others');
     end if;
     v_ended := messages._predecessors(after, on_failure);
     v_after := array(

@@ -8,7 +8,8 @@
 --          messages._expiry, messages._reject_strays, messages._forget_receipts,
 --          messages.fire_schedules, messages._forget_keys, messages._sweep_flow,
 --          messages._sweep_dependencies, messages._attempts_of, messages._return_owned,
---          messages._tend_streams, messages._fresh_low
+--          messages._tend_streams, messages._fresh_low,
+--          messages._sweep_volatile
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -157,6 +158,7 @@ begin
   -- About twice a minute, as it reads all keys that are ahead of others.
   if random() < 0.03 then
     perform messages._sweep_flow(10000);
+    perform messages._sweep_volatile(10000);
   end if;
   perform messages._tend_streams(v_fresh);
   v_report.rung := messages.renotify();

@@ -58,6 +58,12 @@ begin
         null;
     end;
   end loop;
+  if exists (select from messages.queue as q where q.name = any (v_queues) and not q.durable) then
+    perform messages._invalid(
+      'nothing can wait for a message of a queue that is not durable: it may be gone',
+      'make the queue durable'
+    );
+  end if;
   v_rest := array(
     select u.id from unnest(_predecessors.after) as u (id)
     except

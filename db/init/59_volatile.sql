@@ -1,9 +1,194 @@
 -- Volatile: queues whose messages need not outlive a crash.
 --
--- owns:    nothing
--- writes:  nothing
--- calls:   nothing
--- raises:  nothing
+-- They are in messages.message_volatile, which is unlogged and, while there is such a queue, a
+-- child of messages.message: claims, settlements and reports find them with all others. An insert
+-- is diverted by a trigger. What succeeds leaves no row in the archive but is counted; what
+-- dies, and what somebody waits for, is archived as from any queue.
+--
+-- owns:    trigger across of messages.message, there while a queue is volatile; admit, bound,
+--          capacity, published and schedule of messages.message_volatile
+-- writes:  messages.message_volatile, messages.message_archive, messages.volatile_count
+-- calls:   messages._arm_names, messages._arm_trim, messages._ring_freed; the triggers call
+--          messages._admit, messages._bound, messages._schedule, messages._published
+-- raises:  NQ005 queue not empty, NQ009 open transactions
+
+create or replace function messages._divert()
+  returns trigger
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  insert into messages.message_volatile values (new.*)
+  on conflict (queue, dedup_key) where dedup_key is not null do nothing;
+  return null;
+end;
+$$;
+
+create or replace trigger admit
+  before insert on messages.message_volatile
+  for each row execute function messages._admit();
+
+-- The conditions are those of messages.message.
+create or replace trigger bound
+  before insert on messages.message_volatile
+  for each row
+  when (
+    octet_length(concat(new.message, new.headers, new.type, new.dedup_key, new.key)) > 200
+    or new.max_attempts is not null
+  )
+  execute function messages._bound();
+
+create or replace trigger schedule
+  before insert or update of available_at on messages.message_volatile
+  for each row
+  when (new.available_at > now())
+  execute function messages._schedule();
+
+create or replace trigger published
+  after insert on messages.message_volatile
+  for each row
+  when (pg_try_advisory_xact_lock_shared(hashtextextended(new.queue, 7305427004)))
+  execute function messages._published();
+
+-- The second gate to the archive, see _archive(), which comes first: whoever settles messages of
+-- both kinds locks the durable ones before these, as every statement over messages.message does.
+create or replace function messages._archive_volatile(
+  ids bigint[],
+  lock_tokens bigint[],
+  statuses messages.message_status[],
+  details text[],
+  results jsonb[],
+  state messages.message_state,
+  dropped boolean default false
+)
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_bitmapscan = off
+  set enable_seqscan = off
+  set enable_nestloop = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_ids bigint[];
+  v_queues text[];
+begin
+  with ending as (
+    select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.status, u.details, u.result
+    from unnest(
+      _archive_volatile.ids, _archive_volatile.lock_tokens, _archive_volatile.statuses,
+      _archive_volatile.details, _archive_volatile.results
+    ) as u (id, lock_token, status, details, result)
+  ),
+  gone as (
+    delete from messages.message_volatile as m
+    where m.id = any (_archive_volatile.ids)
+      and (
+        (m.id, m.lock_token, m.state) in (
+          select e.id, e.lock_token, _archive_volatile.state
+          from unnest(_archive_volatile.ids, _archive_volatile.lock_tokens) as e (id, lock_token)
+        )
+      ) is true
+    returning m.*
+  ),
+  archived as (
+    insert into messages.message_archive as a (
+      id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
+      handled_by, dedup_key, message, headers, details, result, key, max_attempts, awaited
+    )
+    select
+      g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
+      e.status, g.queue, g.type, g.locked_by, coalesce(g.dedup_key, g.given_up_key), g.message,
+      g.headers, e.details, e.result, g.key, g.max_attempts, g.awaited
+    from gone as g
+    join ending as e on e.id = g.id and e.lock_token = g.lock_token
+    where g.awaited
+      or e.status <> 'success' and not _archive_volatile.dropped
+  ),
+  counted as (
+    insert into messages.volatile_count (queue, finished, dropped)
+    select g.queue, count(*) filter (where e.status = 'success'),
+      count(*) filter (where _archive_volatile.dropped)
+    from gone as g
+    join ending as e on e.id = g.id and e.lock_token = g.lock_token
+    where e.status = 'success'
+      or _archive_volatile.dropped
+    group by g.queue
+  )
+  select coalesce(array_agg(g.id), '{}'), array_agg(distinct g.queue) into v_ids, v_queues
+  from gone as g;
+  -- The trigger of the archive rings for what is archived.
+  if v_ids <> '{}' and exists (select from messages.flow as f where f.is_held) then
+    perform messages._ring_freed(v_queues, v_ids);
+  end if;
+  return query select u.id from unnest(v_ids) as u (id);
+end;
+$$;
+
+-- All that depends on which queues are volatile.
+create or replace function messages._arm_volatile()
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set lock_timeout = '2s'
+as $$
+declare
+  v_names text[] := array(
+    select q.name from messages.queue as q where not q.durable order by q.name
+  );
+begin
+  perform messages._arm_names('message', 'across', '_divert', v_names);
+  perform messages._arm_names(
+    'message_volatile', 'capacity', '_make_room',
+    array(
+      select q.name from messages.queue as q
+      where not q.durable and q.capacity is not null and q.overflow = 'reject'
+      order by q.name
+    )
+  );
+  perform messages._arm_trim();
+  if (v_names <> '{}') = exists (
+    select from pg_inherits as i where i.inhparent = 'messages.message'::regclass
+  ) then
+    return;
+  end if;
+  if v_names <> '{}' then
+    alter table messages.message_volatile inherit messages.message;
+  else
+    alter table messages.message_volatile no inherit messages.message;
+  end if;
+exception
+  when lock_not_available then
+    raise exception using
+      errcode = 'NQ009',
+      message = 'transactions that publish or claim stay open',
+      hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
+end;
+$$;
+
+-- Called when the queue is the other kind already, and its publishers are locked out.
+create or replace function messages._check_moved(queue text)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  -- By now the one table may be no child of the other any more.
+  if exists (select from messages.message as m where m.queue = _check_moved.queue)
+    or exists (select from messages.message_volatile as m where m.queue = _check_moved.queue)
+  then
+    raise exception using
+      errcode = 'NQ005',
+      message = format('queue %L still has messages', queue),
+      hint = 'durable can be changed once they are finished, or cancelled';
+  end if;
+end;
+$$;
 
 -- A call, and no join: a standby cannot even plan a query of an unlogged table.
 create or replace function messages._volatile_count(

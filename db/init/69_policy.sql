@@ -4,7 +4,8 @@
 -- writes:  messages.flow, messages.flow_state, messages.flow_key, messages.flow_room;
 --          messages.queue (table lock)
 -- calls:   messages._check_attempts, messages._check_positive, messages._invalid,
---          messages._arm_capacity, messages._ring_again
+--          messages._arm_capacity, messages._arm_volatile, messages._arm_payload,
+--          messages._check_payload_policy, messages._ring_again
 -- raises:  NQ003 invalid argument, NQ009 open transactions
 
 create or replace function messages._check_policy(queue messages.queue)
@@ -52,6 +53,7 @@ begin
       format('overflow must be reject or drop_oldest, not %s', queue.overflow)
     );
   end if;
+  perform messages._check_payload_policy(queue.payload_type, queue.payload_schema::jsonb);
 end;
 $$;
 
@@ -118,6 +120,8 @@ begin
     delete from messages.flow_room as r where r.queue = _keep_flow.queue.name;
   end if;
   perform messages._arm_capacity();
+  perform messages._arm_volatile();
+  perform messages._arm_payload();
   -- What is in the way of a message now may not be so any more.
   perform messages._ring_again(queue);
 end;

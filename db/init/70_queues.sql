@@ -3,8 +3,9 @@
 -- owns:    nothing
 -- writes:  messages.queue, messages.flow (table lock)
 -- calls:   messages._queue, messages._check_policy, messages._keep_flow, messages._await_claims,
---          messages._invalid
--- raises:  NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
+--          messages._invalid, messages._type_name, messages._schema_text, messages._check_moved
+-- raises:  NQ001 queue not found, NQ003 invalid argument, NQ005 queue not empty, NQ009 open
+--          transactions
 
 create or replace function messages.create_queue(
   name text,
@@ -26,7 +27,10 @@ create or replace function messages.create_queue(
   ordered boolean default null,
   fair boolean default null,
   capacity integer default null,
-  overflow text default null
+  overflow text default null,
+  durable boolean default null,
+  payload_type regtype default null,
+  payload_schema jsonb default null
 )
   returns boolean
   language plpgsql
@@ -61,18 +65,23 @@ begin
   v_queue.fair := coalesce(fair, false);
   v_queue.capacity := nullif(capacity, 0);
   v_queue.overflow := coalesce(overflow, 'reject');
+  v_queue.durable := coalesce(durable, true);
+  v_queue.payload_type := messages._type_name(payload_type);
+  v_queue.payload_schema := messages._schema_text(payload_schema);
   perform messages._check_policy(v_queue);
   insert into messages.queue (
     name, created_at, lock_timeout, max_attempts, backoff, backoff_max, bell, paused, retention,
     max_bytes, concurrency, key_concurrency, rate, rate_period, rate_burst, key_rate,
-    key_rate_period, key_rate_burst, ordered, fair, capacity, overflow
+    key_rate_period, key_rate_burst, ordered, fair, capacity, overflow, durable, payload_type,
+    payload_schema
   )
   values (
     v_queue.name, v_queue.created_at, v_queue.lock_timeout, v_queue.max_attempts, v_queue.backoff,
     v_queue.backoff_max, v_queue.bell, v_queue.paused, v_queue.retention, v_queue.max_bytes,
     v_queue.concurrency, v_queue.key_concurrency, v_queue.rate, v_queue.rate_period,
     v_queue.rate_burst, v_queue.key_rate, v_queue.key_rate_period, v_queue.key_rate_burst,
-    v_queue.ordered, v_queue.fair, v_queue.capacity, v_queue.overflow
+    v_queue.ordered, v_queue.fair, v_queue.capacity, v_queue.overflow, v_queue.durable,
+    v_queue.payload_type, v_queue.payload_schema
   )
   on conflict on constraint queue_name_pk do nothing
   returning * into v_queue;
@@ -91,7 +100,8 @@ end;
 $$;
 comment on function messages.create_queue(
   text, interval, integer, interval, interval, text, interval, integer, integer, integer, integer,
-  interval, integer, integer, interval, integer, boolean, boolean, integer, text
+  interval, integer, integer, interval, integer, boolean, boolean, integer, text,
+  boolean, regtype, jsonb
 ) is
   'Create a queue with its policy; null means the default. False: it existed, and nothing changed. '
   'lock_timeout: how long a claim holds a message. max_attempts: claims that a message may use up. '
@@ -103,7 +113,9 @@ comment on function messages.create_queue(
   'ordered: a message waits until all earlier ones of its key are archived; fair: keys have equal '
   'shares, or those of set_share(); capacity: most that wait or are scheduled; overflow: beyond '
   'that reject makes publishing fail, drop_oldest archives the oldest as rejected. Without a limit '
-  '(null) there is none.';
+  '(null) there is none. durable => false: messages are gone after a crash of the server, and what '
+  'succeeds or is dropped is counted, not archived. payload_type: messages are values of it, see '
+  'enqueue(); payload_schema: they satisfy this JSON Schema.';
 
 create or replace function messages.alter_queue(
   name text,
@@ -125,7 +137,10 @@ create or replace function messages.alter_queue(
   ordered boolean default null,
   fair boolean default null,
   capacity integer default null,
-  overflow text default null
+  overflow text default null,
+  durable boolean default null,
+  payload_type regtype default null,
+  payload_schema jsonb default null
 )
   returns messages.queue
   language plpgsql
@@ -160,6 +175,12 @@ begin
   v_queue.fair := coalesce(fair, v_queue.fair);
   v_queue.capacity := nullif(coalesce(capacity, v_queue.capacity), 0);
   v_queue.overflow := coalesce(overflow, v_queue.overflow);
+  v_queue.durable := coalesce(durable, v_queue.durable);
+  if payload_type is not null then
+    v_queue.payload_type := messages._type_name(payload_type);
+  end if;
+  v_queue.payload_schema :=
+    messages._schema_text(coalesce(payload_schema, v_queue.payload_schema::jsonb));
   perform messages._check_policy(v_queue);
   if v_old.concurrency is null and v_queue.concurrency is not null
     or v_old.key_concurrency is null and v_queue.key_concurrency is not null
@@ -170,34 +191,36 @@ begin
   update messages.queue as q
   set lock_timeout = v_queue.lock_timeout,
     max_attempts = v_queue.max_attempts,
-    backoff = v_queue.backoff,
-    backoff_max = v_queue.backoff_max,
+    backoff = v_queue.backoff, backoff_max = v_queue.backoff_max,
     bell = v_queue.bell,
     retention = v_queue.retention,
     max_bytes = v_queue.max_bytes,
-    concurrency = v_queue.concurrency,
-    key_concurrency = v_queue.key_concurrency,
-    rate = v_queue.rate,
-    rate_period = v_queue.rate_period,
-    rate_burst = v_queue.rate_burst,
-    key_rate = v_queue.key_rate,
-    key_rate_period = v_queue.key_rate_period,
-    key_rate_burst = v_queue.key_rate_burst,
-    ordered = v_queue.ordered,
-    fair = v_queue.fair,
-    capacity = v_queue.capacity,
-    overflow = v_queue.overflow
+    concurrency = v_queue.concurrency, key_concurrency = v_queue.key_concurrency,
+    rate = v_queue.rate, rate_period = v_queue.rate_period,
+    rate_burst = v_queue.rate_burst, key_rate = v_queue.key_rate,
+    key_rate_period = v_queue.key_rate_period, key_rate_burst = v_queue.key_rate_burst,
+    ordered = v_queue.ordered, fair = v_queue.fair,
+    capacity = v_queue.capacity, overflow = v_queue.overflow,
+    durable = v_queue.durable, payload_type = v_queue.payload_type,
+    payload_schema = v_queue.payload_schema
   where q.name = v_queue.name
   returning * into v_queue;
   perform messages._keep_flow(v_queue);
+  if v_queue.durable <> v_old.durable then
+    perform messages._check_moved(v_queue.name);
+  end if;
   return v_queue;
 end;
 $$;
 comment on function messages.alter_queue(
   text, interval, integer, interval, interval, text, interval, integer, integer, integer, integer,
-  interval, integer, integer, interval, integer, boolean, boolean, integer, text
+  interval, integer, integer, interval, integer, boolean, boolean, integer, text,
+  boolean, regtype, jsonb
 ) is
   'Change the policy of a queue, see create_queue(); null leaves a value as it is, and 0 takes a '
-  'limit away. Live messages follow the new policy from their next claim or settlement on. Returns '
-  'the queue. Raises NQ001 for an unknown queue, and NQ009 where transactions that publish or '
-  'claim stay open while it gets a capacity or loses it, or gets a concurrency or an order.';
+  'limit away, as the type - and the schema {} do. Live messages follow the new policy from their '
+  'next claim or settlement on, but for a type or a schema. Returns the queue. Raises NQ001 for an '
+  'unknown queue, NQ005 where durable would change and it has messages, and NQ009 where '
+  'transactions that publish or claim stay open while it gets a capacity or loses it, or gets a '
+  'concurrency or an order, or while a queue is the first or the last with a type, a schema or '
+  'durable => false.';

@@ -1,10 +1,11 @@
 -- Pause and drop: stop a queue for a while, or for good.
 --
 -- owns:    nothing
--- writes:  messages.queue, messages.message, messages.queue_grant, messages.dedup and
---          messages.schedule (drop_queue)
+-- writes:  messages.queue, messages.message, messages.queue_grant, messages.dedup,
+--          messages.volatile_room, messages.volatile_count and messages.schedule (drop_queue)
 -- calls:   messages._queue, messages._publishing_key, messages._ring_again, messages._check_access,
---          messages._resolve, messages._arm_capacity
+--          messages._resolve, messages._arm_capacity, messages._arm_volatile,
+--          messages._arm_payload
 -- raises:  NQ001 queue not found, NQ005 queue not empty, NQ007 no right to the queue, NQ009 open
 --          transactions
 
@@ -79,6 +80,12 @@ begin
   if v_queue.capacity is not null then
     perform messages._arm_capacity();
   end if;
+  if not v_queue.durable then
+    delete from messages.volatile_room as r where r.queue = v_queue.name;
+    delete from messages.volatile_count as c where c.queue = v_queue.name;
+    perform messages._arm_volatile();
+  end if;
+  perform messages._arm_payload();
   return v_dropped;
 exception
   when lock_not_available then

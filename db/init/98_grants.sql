@@ -64,6 +64,10 @@ begin
       text[], interval
     ),
     messages.relay_target(),
+    messages.enqueue(
+      text, anyelement, integer, interval, timestamptz, text, jsonb, text, text
+    ),
+    messages.enqueue(text, text, integer, interval, timestamptz, text, jsonb, text, text),
     -- Called by the insert trigger, with the rights of whoever inserts.
     messages.announce(bigint, text, boolean)
     to notifyq_publisher, notifyq_admin;
@@ -116,6 +120,9 @@ begin
     messages.diagnose()
     to notifyq_worker, notifyq_admin;
 
+  grant execute on function messages.value_of(jsonb, anyelement)
+    to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin;
+
   grant select on all tables in schema messages to notifyq_reader, notifyq_admin;
   grant execute on function
     messages.queue_info(text),
@@ -141,11 +148,13 @@ begin
   grant execute on function
     messages.create_queue(
       text, interval, integer, interval, interval, text, interval, integer, integer, integer,
-      integer, interval, integer, integer, interval, integer, boolean, boolean, integer, text
+      integer, interval, integer, integer, interval, integer, boolean, boolean, integer, text,
+      boolean, regtype, jsonb
     ),
     messages.alter_queue(
       text, interval, integer, interval, interval, text, interval, integer, integer, integer,
-      integer, interval, integer, integer, interval, integer, boolean, boolean, integer, text
+      integer, interval, integer, integer, interval, integer, boolean, boolean, integer, text,
+      boolean, regtype, jsonb
     ),
     messages.set_share(text, text, double precision),
     messages.grant_queue(text, text, boolean, boolean),

@@ -53,6 +53,24 @@ alter type messages.queue_report
   add attribute finished bigint,
   add attribute dropped bigint;
 
+-- Coming from version 1, some were never made.
+do $$
+declare
+  v_function regprocedure;
+begin
+  for v_function in
+    select to_regprocedure('messages.' || f.name || '(text, interval, integer, interval, interval, '
+      'text, interval, integer, integer, integer, integer, interval, integer, integer, interval, '
+      'integer, boolean, boolean, integer, text)')
+    from (values ('create_queue'), ('alter_queue')) as f (name)
+  loop
+    if v_function is not null then
+      execute format('drop function %s', v_function);
+    end if;
+  end loop;
+end;
+$$;
+
 -- Whoever adds a column to messages.message does so before this line.
 create unlogged table messages.message_volatile (
   like messages.message including defaults including constraints including comments,

@@ -33,6 +33,7 @@ NotifyqError
    ├─ EventNotFoundError     NQ023
    ├─ StreamPausedError      NQ024
    ├─ StreamInUseError       NQ025
+   ├─ PayloadError           NQ030
    ├─ OutdatedSchemaError    NQ901
    ├─ IncompleteInstallError NQ902
    ├─ RestoredDatabaseError  NQ903
@@ -237,6 +238,12 @@ class StreamInUseError(DatabaseError):
     """The stream has subscribers, so it is not dropped unless by force."""
 
     sqlstate = "NQ025"
+
+
+class PayloadError(DatabaseError):
+    """The message does not satisfy the schema of its queue; the text has the path."""
+
+    sqlstate = "NQ030"
 
 
 class OutdatedSchemaError(DatabaseError):

@@ -27,8 +27,13 @@ CHECK = """
 @pytest.fixture
 async def checker(connection: Connection) -> Connection:
     await connection.execute("create extension plpgsql_check")
-    # The trigger for capacity is there while a queue has one.
+    # Some triggers are there while a queue needs them.
     await connection.execute("select messages.create_queue('full', capacity => 1)")
+    await connection.execute("select messages.create_queue('typed', payload_type => 'text')")
+    await connection.execute(
+        "select messages.create_queue("
+        "'ring', capacity => 1, overflow => 'drop_oldest', durable => false)"
+    )
     return connection
 
 

@@ -16,6 +16,8 @@ PUBLISH = [
     "select messages.announce(1, 'default', true)",
     "select messages.receive_many('s', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
     "select messages.relay_target()",
+    "select messages.enqueue('typed', 1::smallint)",
+    "select messages.enqueue('typed', null::text)",
     "insert into messages.message (queue, message, priority, available_at, type, headers, "
     "dedup_key, key, max_attempts) values ('default', '1', 1, now(), 't', '{}', 'k', 'c', 3)",
 ]
@@ -70,7 +72,7 @@ WORK = [
     "select messages.unattend_streams('{}')",
 ]
 AWAIT = ["select messages.await_result(1)"]
-RESULT = ["select messages.result(1)"]
+RESULT = ["select messages.result(1)", "select messages.value_of('null', null::text)"]
 READ_TABLES = [
     "select * from messages.message",
     "select * from messages.message_archive",
@@ -101,6 +103,9 @@ READ_TABLES = [
     "select * from messages.batch",
     "select * from messages.batch_end",
     "select * from messages.event_retry",
+    "select * from messages.message_volatile",
+    "select * from messages.volatile_room",
+    "select * from messages.volatile_count",
 ]
 READ = [
     "select messages.message_list()",
@@ -243,6 +248,7 @@ async def test_a_role_may_do_its_own_and_nothing_else(
     await connection.execute("select messages.create_stream('orders')")
     await connection.execute("select messages.subscribe('orders', 'r')")
     await connection.execute("select messages.publish('orders', '1')")
+    await connection.execute("select messages.create_queue('typed', payload_type => 'smallint')")
     await guest.execute(f"set role {role}")
     allowed = [statement for statement in ALL if not await is_denied(guest, statement)]
     assert allowed == [statement for statement in ALL if statement in RIGHTS[role]]

@@ -9,8 +9,13 @@ from notifyq import errors
 FUNCTIONS = "pg_proc as p where p.pronamespace = 'messages'::regnamespace"
 TABLES = "pg_class as c where c.relnamespace = 'messages'::regnamespace"
 SEARCH_PATH = "search_path=pg_catalog, messages, pg_temp"
-# What a function may fix beside its search path: the planner's choices, and how long it waits.
-MAY_SET = re.compile(r"(enable_\w+|jit|plan_cache_mode|lock_timeout|timezone|TimeZone)=")
+# What a function may fix beside its search path: the planner's choices, how long it waits, and how
+# values are written as text.
+MAY_SET = re.compile(
+    r"(enable_\w+|jit|plan_cache_mode|lock_timeout|timezone|TimeZone|DateStyle|IntervalStyle"
+    r"|extra_float_digits|bytea_output|lc_monetary|xmloption)=",
+    re.IGNORECASE,
+)
 
 
 async def names(connection: Connection, query: str) -> list[str]:

@@ -105,8 +105,10 @@ def test_no_two_files_define_the_same_function() -> None:
 
 
 def test_a_function_is_defined_once_in_its_file() -> None:
+    # A text of no type has no way to a function of any type.
+    overloaded = {"messages.enqueue"}
     for file in INIT_FILES:
-        counts = Counter(CREATED.findall(file.read_text()))
+        counts = Counter(it for it in CREATED.findall(file.read_text()) if it not in overloaded)
         assert [name for name, count in counts.items() if count > 1] == [], file.name
 
 

@@ -1,0 +1,199 @@
+-- Payload: queues whose messages are values of one type, or satisfy a schema.
+--
+-- A value is kept as its text in a JSON string, written and read under the same settings in every
+-- session, so that it comes back exactly; null is the null of JSON.
+--
+-- owns:    triggers payload of messages.message and message_volatile, while a queue needs them
+-- writes:  nothing
+-- calls:   messages._invalid, messages._check_schema, messages._schema_error,
+--          messages._check_type
+-- raises:  NQ003 invalid argument, NQ030 payload against the schema, 42804 value of another type,
+--          NQ009 open transactions
+
+-- What stands for no schema: all that is satisfied by everything.
+create or replace function messages._schema_text(schema jsonb)
+  returns text
+  language sql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select case when schema not in ('null', 'true', '{}') then schema::text end;
+$$;
+
+create or replace function messages._mismatch(queue text, wanted text, given text, detail text)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  raise datatype_mismatch using
+    message = format('queue %L has values of type %s, not %s', queue, wanted, given),
+    detail = coalesce(detail, 'a value has exactly the type of its queue'),
+    hint = format('publish with messages.enqueue(%L, value::%s)', queue, wanted);
+end;
+$$;
+
+-- An error where a queue, or a stream, cannot have both, or not this schema.
+create or replace function messages._check_payload_policy(type text, schema jsonb)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if type is not null and schema is not null then
+    perform messages._invalid('payload_type and payload_schema exclude each other');
+  end if;
+  if schema is not null then
+    perform messages._check_schema(schema, schema, '$');
+  end if;
+end;
+$$;
+
+-- An error for what the queue, or the stream, of this name cannot take.
+create or replace function messages._check_payload(
+  name text,
+  type text,
+  schema jsonb,
+  message jsonb
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set datestyle = 'ISO, YMD'
+  set intervalstyle = 'postgres'
+  set extra_float_digits = 1
+  set bytea_output = 'hex'
+  set lc_monetary = 'C'
+  set timezone = 'UTC'
+  set xmloption = 'content'
+as $$
+declare
+  v_type regtype;
+  v_error text;
+begin
+  if type is not null and jsonb_typeof(message) = 'string' then
+    begin
+      v_type := type::regtype;
+      perform messages._check_type(v_type);
+      perform messages._read_text(message #>> '{}', v_type);
+    exception
+      when others then
+        perform messages._mismatch(name, type, 'this text', sqlerrm);
+    end;
+  elsif type is not null and jsonb_typeof(message) <> 'null' then
+    perform messages._mismatch(
+      name, type, format('a JSON %s', jsonb_typeof(message)), 'a value is a JSON string'
+    );
+  end if;
+  if schema is null then
+    return;
+  end if;
+  begin
+    v_error := messages._schema_error(message, schema, schema, '$');
+  exception
+    when statement_too_complex then
+      v_error := 'the schema goes too deep for this message';
+  end;
+  if v_error is not null then
+    raise exception using
+      errcode = 'NQ030',
+      message = format('queue %L does not take this message: %s', name, v_error),
+      hint = 'messages.queue_info() has its schema';
+  end if;
+end;
+$$;
+
+-- A literal goes to the input function; a cast of a text may be another one.
+create or replace function messages._read_text(value text, type regtype)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_schema name;
+  v_name name;
+begin
+  select n.nspname, t.typname into v_schema, v_name
+  from pg_type as t
+  join pg_namespace as n on n.oid = t.typnamespace
+  where t.oid = _read_text.type;
+  execute format('select %L::%I.%I', value, v_schema, v_name);
+end;
+$$;
+
+create or replace function messages._guard_payload()
+  returns trigger
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform messages._check_payload(q.name, q.payload_type, q.payload_schema::jsonb, new.message)
+  from messages.queue as q
+  where q.name = new.queue;
+  return new;
+end;
+$$;
+
+-- A trigger of some queues alone: its condition names them.
+create or replace function messages._arm_names(
+  relation name, name name, function name, names text[]
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set lock_timeout = '2s'
+as $$
+declare
+  v_present text := (
+    select pg_get_triggerdef(g.oid)
+    from pg_trigger as g
+    where g.tgrelid = format('messages.%I', relation)::regclass and g.tgname = _arm_names.name
+  );
+begin
+  if position(quote_literal(names::text) in v_present) > 0
+    or names = '{}' and v_present is null
+  then
+    return;
+  end if;
+  if names = '{}' then
+    execute format('drop trigger %I on messages.%I', name, relation);
+    return;
+  end if;
+  execute format(
+    'create or replace trigger %I before insert on messages.%I for each row '
+    'when (new.queue = any (%L::text[])) execute function messages.%I()',
+    name, relation, names, function
+  );
+exception
+  when lock_not_available then
+    raise exception using
+      errcode = 'NQ009',
+      message = 'transactions that publish or claim stay open',
+      hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
+end;
+$$;
+
+create or replace function messages._arm_payload()
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_names text[] := array(
+    select q.name from messages.queue as q
+    where q.payload_type is not null or q.payload_schema is not null
+    order by q.name
+  );
+begin
+  perform messages._arm_names('message', 'payload', '_guard_payload', v_names);
+  perform messages._arm_names('message_volatile', 'payload', '_guard_payload', v_names);
+end;
+$$;
