@@ -45,7 +45,7 @@ select p.proname::text as name, obj_description(p.oid, 'pg_proc') as comment,
   ) as roles
 from pg_proc as p
 where p.pronamespace = 'messages'::regnamespace and p.proname !~ '^_'
-order by p.proname
+order by p.proname, p.oid
 """
 
 _RELATIONS = """
@@ -147,7 +147,9 @@ async def render(connection: Connection) -> str:
 
 
 def _functions(rows: Iterable[asyncpg.Record]) -> list[str]:
-    by_name = {row["name"]: row for row in rows}
+    by_name: dict[str, list[asyncpg.Record]] = {}
+    for row in rows:
+        by_name.setdefault(row["name"], []).append(row)
     parts: list[str] = []
     for path in sorted(INIT.glob("*.sql")):
         text = path.read_text(encoding="utf-8")
@@ -155,9 +157,9 @@ def _functions(rows: Iterable[asyncpg.Record]) -> list[str]:
         if names:
             title, _, duty = text.partition("\n")[0].removeprefix("-- ").partition(": ")
             parts += [f"## {title}", f"{duty[0].upper()}{duty[1:]}"]
-            parts += [_function(by_name.pop(name)) for name in names]
-    if by_name:
-        raise ValueError(f"functions that no file of db/init creates: {', '.join(by_name)}")
+            parts += [_function(by_name[name].pop(0)) for name in names]
+    if lost := [name for name, left in by_name.items() if left]:
+        raise ValueError(f"functions that no file of db/init creates: {', '.join(lost)}")
     return parts
 
 

@@ -60,7 +60,7 @@ begin
     null::jsonb[], s.state, true
   )
   from (select distinct d.state from unnest(v_dropped) as d) as s;
-  return queue.capacity / 100;
+  return (queue.capacity / 100)::bigint;
 end;
 $$;
 
