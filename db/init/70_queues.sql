@@ -148,8 +148,8 @@ create or replace function messages.alter_queue(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_queue messages.queue;
   v_old messages.queue;
+  v_queue messages.queue;
 begin
   -- One at a time: of two that have read the queue none could lock the others out.
   lock table messages.flow in share update exclusive mode;
@@ -189,20 +189,15 @@ begin
     perform messages._await_claims(v_queue.name);
   end if;
   update messages.queue as q
-  set lock_timeout = v_queue.lock_timeout,
-    max_attempts = v_queue.max_attempts,
-    backoff = v_queue.backoff, backoff_max = v_queue.backoff_max,
-    bell = v_queue.bell,
-    retention = v_queue.retention,
-    max_bytes = v_queue.max_bytes,
+  set lock_timeout = v_queue.lock_timeout, max_attempts = v_queue.max_attempts,
+    backoff = v_queue.backoff, backoff_max = v_queue.backoff_max, bell = v_queue.bell,
+    retention = v_queue.retention, max_bytes = v_queue.max_bytes,
     concurrency = v_queue.concurrency, key_concurrency = v_queue.key_concurrency,
-    rate = v_queue.rate, rate_period = v_queue.rate_period,
-    rate_burst = v_queue.rate_burst, key_rate = v_queue.key_rate,
-    key_rate_period = v_queue.key_rate_period, key_rate_burst = v_queue.key_rate_burst,
-    ordered = v_queue.ordered, fair = v_queue.fair,
-    capacity = v_queue.capacity, overflow = v_queue.overflow,
-    durable = v_queue.durable, payload_type = v_queue.payload_type,
-    payload_schema = v_queue.payload_schema
+    rate = v_queue.rate, rate_period = v_queue.rate_period, rate_burst = v_queue.rate_burst,
+    key_rate = v_queue.key_rate, key_rate_period = v_queue.key_rate_period,
+    key_rate_burst = v_queue.key_rate_burst, ordered = v_queue.ordered, fair = v_queue.fair,
+    capacity = v_queue.capacity, overflow = v_queue.overflow, durable = v_queue.durable,
+    payload_type = v_queue.payload_type, payload_schema = v_queue.payload_schema
   where q.name = v_queue.name
   returning * into v_queue;
   perform messages._keep_flow(v_queue);
@@ -221,6 +216,5 @@ comment on function messages.alter_queue(
   'limit away, as the type - and the schema {} do. Live messages follow the new policy from their '
   'next claim or settlement on, but for a type or a schema. Returns the queue. Raises NQ001 for an '
   'unknown queue, NQ005 where durable would change and it has messages, and NQ009 where '
-  'transactions that publish or claim stay open while it gets a capacity or loses it, or gets a '
-  'concurrency or an order, or while a queue is the first or the last with a type, a schema or '
-  'durable => false.';
+  'transactions that publish or claim stay open while it gets or loses a capacity, gets a '
+  'concurrency or an order, or gets or loses a type, a schema or durability.';
