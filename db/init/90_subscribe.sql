@@ -84,6 +84,7 @@ begin
       b.previous = v.previous
       or not exists (select from messages.batch_end as e where e.batch = b.id)
     );
+  perform from messages.batch as b where b.id = any (v_open) order by b.id for no key update;
   insert into messages.batch_end (batch, is_finished)
   select u.id, false from unnest(v_open) as u (id)
   on conflict on constraint batch_end_batch_pk do nothing;

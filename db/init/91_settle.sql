@@ -2,8 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.event_retry
--- calls:   messages._open_batch, messages._events, messages.batch_events, messages._archive_event,
---          messages._invalid
+-- calls:   messages._hold_batch, messages._open_batch, messages._events, messages.batch_events,
+--          messages._archive_event, messages._invalid
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ022 batch not open, NQ023 event
 --          not in the batch
 
@@ -62,9 +62,10 @@ create or replace function messages.retry_event(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_batch messages.batch := messages._open_batch(batch);
+  v_batch messages.batch := messages._hold_batch(batch);
   v_event messages.batch_event;
 begin
+  v_batch := messages._open_batch(batch);
   if retry_event.delay < interval '0' then
     perform messages._invalid(format('delay must not be negative: %s', retry_event.delay));
   end if;
@@ -124,9 +125,10 @@ create or replace function messages.fail_event(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_batch messages.batch := messages._open_batch(batch);
+  v_batch messages.batch := messages._hold_batch(batch);
   v_event messages.batch_event;
 begin
+  v_batch := messages._open_batch(batch);
   if messages._has_outcome(v_batch, fail_event.event) then
     return false;
   end if;
