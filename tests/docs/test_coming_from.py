@@ -8,7 +8,7 @@ import pytest
 
 from database import ROOT
 
-PROMISES = {"listen-notify": ("o", 23)}
+PROMISES = {"listen-notify": ("o", 23), "pgq": ("p", 30)}
 
 
 @pytest.mark.parametrize("page", PROMISES)
