@@ -83,7 +83,7 @@ begin
   loop
     v_attempts := claim.max_attempts[array_position(claim.queues, v_queue.name)];
     if v_queue.is_limited then
-      if v_entered is null and messages._is_alone(v_queue.name, v_names) then
+      if v_entered is null and messages._is_alone(v_queue, v_names) then
         v_began := clock_timestamp();
         begin
           v_ids := messages._claim_ahead(

@@ -102,17 +102,16 @@ create or replace function messages._make_room()
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_setting text := 'notifyq.room_' || to_hex(hashtextextended(new.queue, 0));
-  -- How much room this transaction has left, and how much it took at a time.
-  v_taken bigint[] := nullif(current_setting(v_setting, true), '')::bigint[];
+  v_hash text := to_hex(hashtextextended(new.queue, 0));
+  -- For how many messages this transaction took room the last time.
+  v_taken bigint := nullif(current_setting('notifyq.took_' || v_hash, true), '')::bigint;
   v_queue messages.queue;
   v_number bigint;
   v_room bigint;
   v_live record;
   v_excess bigint;
 begin
-  if v_taken[1] > 0 then
-    perform set_config(v_setting, array[v_taken[1] - 1, v_taken[2]]::text, true);
+  if new.id <= nullif(current_setting('notifyq.room_' || v_hash, true), '')::bigint then
     return new;
   end if;
   perform from messages.flow as f
@@ -149,22 +148,24 @@ begin
     end if;
   end if;
   -- More with each time, so that a bulk costs a few changes of that row.
-  v_taken[2] := least(v_room, coalesce(2 * v_taken[2], 1));
+  v_taken := least(v_room, coalesce(2 * v_taken, 1));
   -- Changed in any case: a publisher with an older snapshot must fail, as it cannot count.
   update messages.flow_room as r
   set number = r.number + 1,
-    room = v_room - v_taken[2]
+    room = v_room - v_taken
   where r.queue = new.queue
     and r.number = v_number;
-  perform set_config(
-    v_setting, array[greatest(v_taken[2] - 1, 0), greatest(v_taken[2], 1)]::text, true
-  );
+  -- Ids rise, and others may take some of these meanwhile: no more messages come up to there than
+  -- there is room for, and what is left over is found when all are counted again.
+  perform set_config('notifyq.room_' || v_hash, (new.id + v_taken - 1)::text, true);
+  perform set_config('notifyq.took_' || v_hash, greatest(v_taken, 1)::text, true);
   return new;
 end;
 $$;
 
 -- Make the trigger again where other queues than before have a capacity: its condition names them,
--- so that publishers of all others pay nothing for it.
+-- so that publishers of all others pay nothing for it, and asks whether room was taken already, as
+-- a call for each message of a bulk would cost more than to publish it.
 create or replace function messages._arm_capacity()
   returns void
   language plpgsql
@@ -185,6 +186,7 @@ begin
     where g.tgrelid = 'messages.message'::regclass and g.tgname = 'capacity'
   );
   if position(quote_literal(v_names::text) in v_present) > 0
+    and position('notifyq.room_' in v_present) > 0
     or v_names = '{}' and v_present is null
   then
     return;
@@ -195,7 +197,9 @@ begin
   end if;
   execute format(
     'create or replace trigger capacity before insert on messages.message for each row '
-    'when (new.queue = any (%L::text[])) execute function messages._make_room()',
+    'when (new.queue = any (%L::text[]) and new.id > coalesce(nullif(current_setting('
+    '''notifyq.room_'' || to_hex(hashtextextended(new.queue, 0)), true), '''')::bigint, 0)) '
+    'execute function messages._make_room()',
     v_names
   );
 exception
@@ -204,5 +208,12 @@ exception
       errcode = 'NQ009',
       message = 'transactions that publish or claim stay open',
       hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
+end;
+$$;
+
+-- One that an earlier version has made is called for each message.
+do $$
+begin
+  perform messages._arm_capacity();
 end;
 $$;

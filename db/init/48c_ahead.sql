@@ -13,9 +13,9 @@
 --          messages._tokens
 -- raises:  nothing but lock_not_available
 
--- Whether this queue is the only one with limits of those that are claimed from. With several, the
--- turns are taken before anything else, by name, else two claims could wait for each other.
-create or replace function messages._is_alone(queue text, queues text[])
+-- Whether a claim that comes to this queue takes no turn but its own. Where it would take several,
+-- they come before anything else, by name: else two claims could wait for each other.
+create or replace function messages._is_alone(queue messages.queue, queues text[])
   returns boolean
   language plpgsql
   stable
@@ -23,13 +23,14 @@ create or replace function messages._is_alone(queue text, queues text[])
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
-  return not exists (
-    select from messages.queue as q
-    where q.is_limited
-      and q.name <> _is_alone.queue
-      and not q.paused
-      and (queues is null or q.name = any (queues))
-  );
+  return coalesce(queue.concurrency, queue.key_concurrency, queue.rate, queue.key_rate) is null
+    or not exists (
+      select from messages.queue as q
+      where coalesce(q.concurrency, q.key_concurrency, q.rate, q.key_rate) is not null
+        and q.name <> _is_alone.queue.name
+        and not q.paused
+        and (queues is null or q.name = any (queues))
+    );
 end;
 $$;
 
@@ -107,8 +108,8 @@ declare
   v_ids bigint[];
   v_counts constant boolean := queue.concurrency is not null or queue.key_concurrency is not null;
   v_has_keys constant boolean := queue.key_concurrency is not null or queue.key_rate is not null;
-  v_has_turns constant boolean := v_has_keys or queue.concurrency is not null
-    or queue.rate is not null;
+  v_has_turns constant boolean :=
+    v_has_keys or queue.concurrency is not null or queue.rate is not null;
 begin
   if v_before is null then
     return array[]::bigint[];

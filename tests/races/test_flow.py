@@ -125,6 +125,67 @@ async def test_fifty_claimers_never_have_more_than_the_limit(
     assert len(await rows(connection, "claim", queues=["q"], quantity=100)) == every
 
 
+@pytest.mark.parametrize(
+    ("policy", "every", "most"),
+    [
+        # Claims of four: some are far enough from the limit to be made ahead of their turn.
+        ({"concurrency": 40}, 40, 40),
+        # Ahead at first, and undone where a key has too many.
+        ({"key_concurrency": 3}, 33, 3),
+        ({"ordered": True}, 11, 1),
+        ({"ordered": True, "fair": True}, 11, 1),
+    ],
+)
+async def test_claims_ahead_of_their_turn_keep_to_the_limits(
+    connection: Connection, connect: Connect, policy: dict[str, Any], every: int, most: int
+) -> None:
+    await value(connection, "create_queue", name="q", max_attempts=1000, backoff=ZERO, **policy)
+    await put(connection, [f"k{n % 11}" for n in range(20_000)])
+    seen = await storm(connection, connect)
+    assert seen["terminated"] > 5
+    assert 4 < seen["every"] <= every
+    assert seen["most"] <= most
+    await connection.execute(
+        "update messages.message set lock_expires_at = now() where state = 'locked'"
+    )
+    await value(connection, "reap")
+    assert len(await rows(connection, "claim", queues=["q"], quantity=100)) == every
+
+
+async def test_many_claimers_share_between_the_keys(
+    connection: Connection, connect: Connect
+) -> None:
+    await value(connection, "create_queue", name="q", fair=True)
+    await value(connection, "set_share", queue="q", key="gold", weight=3.0)
+    await put(connection, ["big"] * 5000)
+    await put(connection, [f"k{n % 6}" for n in range(3000)])
+    await put(connection, ["gold"] * 3000)
+    had: Counter[str] = Counter()
+
+    async def work() -> None:
+        worker = await connect()
+        # Rounds of ten, three of which are gold's.
+        while had.total() < 2000:
+            held = await rows(worker, "claim", queues=["q"], quantity=7, worker="w")
+            had.update(it["key"] for it in held)
+            await rows(
+                worker,
+                "finish_many",
+                ids=[it["id"] for it in held],
+                lock_tokens=[it["lock_token"] for it in held],
+                statuses=["success"] * len(held),
+            )
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(work() for _ in range(16)))
+    share = had.total() / 10
+    assert abs(had["gold"] - 3 * share) < 0.6 * share
+    others = [had[key] for key in had if key != "gold"]
+    assert len(others) == 7
+    assert max(others) < 1.3 * share
+    assert min(others) > 0.7 * share
+
+
 @pytest.mark.parametrize("before", [{}, {"rate": 1000}])
 async def test_a_claim_that_began_before_there_was_a_limit_is_counted(
     connection: Connection, connect: Connect, before: dict[str, Any]
