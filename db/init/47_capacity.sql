@@ -198,7 +198,7 @@ begin
   execute format(
     'create or replace trigger capacity before insert on messages.message for each row '
     'when (new.queue = any (%L::text[]) and new.id > coalesce(nullif(current_setting('
-    '''notifyq.room_'' || to_hex(hashtextextended(new.queue, 0)), true), '''')::bigint, 0)) '
+    'concat(''notifyq.room_'', to_hex(hashtextextended(new.queue, 0))), true), '''')::bigint, 0)) '
     'execute function messages._make_room()',
     v_names
   );
