@@ -121,6 +121,7 @@ create or replace function messages._next_events(
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set jit = off
 as $$
 declare
   v_next messages.batch := last;

@@ -21,6 +21,7 @@ create or replace function messages._held_batch(
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
+  set jit = off
 as $$
 declare
   v_batch messages.batch;

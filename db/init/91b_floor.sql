@@ -39,6 +39,7 @@ create or replace function messages._needs(subscription bigint, segment messages
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
+  set jit = off
 as $$
 declare
   v_last messages.batch;

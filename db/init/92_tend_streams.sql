@@ -13,6 +13,7 @@ create or replace function messages._forget_batches(subscription bigint, quantit
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set jit = off
 as $$
 declare
   v_old bigint[] := array(
@@ -67,6 +68,7 @@ create or replace function messages._tick_idle(stream messages.stream, fresh big
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
+  set jit = off
 as $$
 declare
   v_tick messages.tick;
