@@ -229,8 +229,16 @@ NEXT_BATCH = """
 select messages.next_batch(
   stream => $1, subscriber => $2, quantity => $3, member => $4, takeover => $5)
 """
+# In one round trip. The offset keeps the events of no batch from being asked for.
+NEXT_EVENTS = """
+select b.id as batch, e.*
+from messages.next_batch(
+  stream => $1, subscriber => $2, quantity => $3, member => $4, takeover => $5) as b (id)
+left join lateral (
+  select v.* from messages.batch_events(batch => b.id) as v where b.id is not null offset 0
+) as e on true
+"""
 BATCH_INFO = "select * from messages.batch_info(batch => $1)"
-BATCH_EVENTS = "select * from messages.batch_events(batch => $1)"
 # It outlives its transaction, so that none is open while somebody works on what was fetched.
 HOLD_EVENTS = """
 declare notifyq_events cursor with hold for select * from messages.batch_events(batch => $1)

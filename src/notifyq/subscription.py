@@ -81,11 +81,6 @@ class Batch:
                 for row in rows:
                     yield Event.from_row(row, self.stream)
 
-    async def load(self) -> None:
-        """Read its events."""
-        rows = await self._fetch(sql.BATCH_EVENTS, self.id)
-        self._events = [Event.from_row(row, self.stream) for row in rows]
-
     async def retry(
         self, event: Event | int, delay: timedelta | float = 0, reason: str | None = None
     ) -> bool:
@@ -160,23 +155,28 @@ class Subscription:
         """
         if not 1 <= quantity <= MOST:
             raise ConfigurationError(f"quantity must be between 1 and {MOST}, not {quantity}")
-        args = (self.stream, self.subscriber, quantity, self._member, self._takeover)
-        if connection is None:
-            [[number]] = await self._database.persist(sql.NEXT_BATCH, *args)
-        else:
-            [[number]] = await connection.fetch(sql.NEXT_BATCH, *args)
-        if number is None:
+        is_loaded = quantity <= _LOADED
+        fetch = self._database.persist if connection is None else connection.fetch
+        rows = await fetch(
+            sql.NEXT_EVENTS if is_loaded else sql.NEXT_BATCH,
+            self.stream,
+            self.subscriber,
+            quantity,
+            self._member,
+            self._takeover,
+        )
+        if rows[0][0] is None:
             return None
-        batch = Batch(
-            id=number,
+        # Of a batch without events there is one row, too.
+        loaded = [Event.from_row(row, self.stream) for row in rows if is_loaded and row["id"]]
+        return Batch(
+            id=rows[0][0],
             stream=self.stream,
             subscriber=self.subscriber,
             _database=self._database,
             _connection=connection,
+            _events=loaded if is_loaded else None,
         )
-        if quantity <= _LOADED:
-            await batch.load()
-        return batch
 
     async def batches(self, quantity: int = 500) -> AsyncGenerator[Batch, None]:
         """Batches as they come, for ever; each is finished when the loop asks for the next one.

@@ -31,6 +31,7 @@ class Vigil:
         self._lane = database.lane()
         self._stack = AsyncExitStack()
         self._ping_at = 0.0
+        self._connection: AnyConnection | None = None
         self.session: AnyConnection | None = None
         """What the locks end with."""
 
@@ -45,6 +46,7 @@ class Vigil:
         await self._end()
         try:
             connection = await self._stack.enter_async_context(self._lane.connection())
+            self._connection = connection
             await self._stack.enter_async_context(connection.transaction())
             await connection.fetch(sql.TRANSACTION)
         except (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
@@ -71,7 +73,10 @@ class Vigil:
         await self._lane.close()
 
     async def _end(self) -> None:
-        self.session = None
+        if self._connection is not None and self.session is None:
+            # It broke, or was given up while it began: nobody knows what is open on it.
+            self._connection.terminate()
+        self.session = self._connection = None
         stack, self._stack = self._stack, AsyncExitStack()
         with suppress(NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             await stack.aclose()

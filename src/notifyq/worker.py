@@ -245,11 +245,11 @@ class Worker:
 
     async def _end(self, services: list[asyncio.Task[None]]) -> None:
         await self._crew.abandon()
-        for readers in self._readers:
-            await readers.close()
         for service in services:
             service.cancel()
         await asyncio.wait(services)
+        for readers in self._readers:
+            await readers.close()
         await self._inbox.close()
         await self._claims.close()
         self._sink(

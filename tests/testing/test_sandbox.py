@@ -15,7 +15,7 @@ from tenacity import wait_fixed
 
 from database import ROOT, Connection
 from docs.pages import blocks
-from notifyq import App, Message, Policy, Reject, Transaction
+from notifyq import App, Event, Message, Policy, Reject, Transaction
 from notifyq.testing import Sandbox
 
 
@@ -203,3 +203,34 @@ async def test_drain_knows_batches_transactions_and_results(
         (failed,) = await sandbox.drain(check=False)
         assert failed.status == "failed"
     assert [row[0] for row in await connection.fetch("select entry from public.ledger")] == [5]
+
+
+async def test_subscribers_are_drained_with_handlers(database: str) -> None:
+    app = App()
+    seen: list[int] = []
+
+    @app.handler("letters")
+    async def write(n: int) -> None:
+        seen.append(n)
+
+    @app.subscriber("orders", "mail", max_attempts=2, backoff=60)
+    async def confirm(order: dict[str, int], event: Event) -> None:
+        if order["n"] == 2 and event.attempts == 1:
+            raise ValueError("not now")
+        await write.publish(order["n"])
+
+    async with Sandbox(app, database) as sandbox:
+        await app.publish("orders", {"n": 1}, key="k")
+        done = await sandbox.drain()
+        assert [message.queue for message in done] == ["letters"]
+        (event,) = await sandbox.published("orders", {"n": 1}, key="k")
+        assert isinstance(event, Event)
+        with pytest.raises(AssertionError, match=r"no messages {'n': 3} in queue 'orders'"):
+            await sandbox.published(confirm, {"n": 3})
+        await confirm.publish({"n": 2})
+        with pytest.raises(AssertionError, match=r"'mail' of stream 'orders' .* not now"):
+            await sandbox.drain()
+        assert await sandbox.drain(confirm) == []
+        await sandbox.advance(60)
+        await sandbox.drain()
+    assert seen == [1, 2]
