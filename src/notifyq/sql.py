@@ -222,9 +222,7 @@ SUBSCRIBE = "select messages.subscribe(stream => $1, subscriber => $2, place => 
 UNSUBSCRIBE = "select messages.unsubscribe(stream => $1, subscriber => $2)"
 SEEK = "select messages.seek(stream => $1, subscriber => $2, place => $3)"
 TICK = "select messages.tick(stream => $1)"
-SUBSCRIPTION_INFO = """
-select * from messages.subscription_info(stream => $1, subscriber => $2)
-"""
+SUBSCRIPTION_INFO = "select * from messages.subscription_info(stream => $1, subscriber => $2)"
 NEXT_BATCH = """
 select messages.next_batch(
   stream => $1, subscriber => $2, quantity => $3, member => $4, takeover => $5)
@@ -238,16 +236,13 @@ left join lateral (
   select v.* from messages.batch_events(batch => b.id) as v where b.id is not null offset 0
 ) as e on true
 """
-BATCH_INFO = "select * from messages.batch_info(batch => $1)"
 # It outlives its transaction, so that none is open while somebody works on what was fetched.
 HOLD_EVENTS = """
 declare notifyq_events cursor with hold for select * from messages.batch_events(batch => $1)
 """
 FETCH_EVENTS = "fetch 1000 from notifyq_events"
 CLOSE_EVENTS = "close notifyq_events"
-RETRY_EVENT = """
-select messages.retry_event(batch => $1, event => $2, delay => $3, reason => $4)
-"""
+RETRY_EVENT = "select messages.retry_event(batch => $1, event => $2, delay => $3, reason => $4)"
 FAIL_EVENT = "select messages.fail_event(batch => $1, event => $2, reason => $3)"
 RETRY_EVENTS = """
 select messages.retry_event(batch => $1, event => u.event, delay => u.delay, reason => u.reason)
@@ -266,9 +261,7 @@ left join messages.events_since(stream => $2, seen => messages.snapshot_of($1)) 
 """
 ATTEND_STREAM = "select messages.attend_stream(stream => $1, eager => false)"
 UNATTEND_STREAMS = "select messages.unattend_streams(streams => $1)::text"
-RING_STREAMS = """
-select true from unnest($1::text[]) as u (name), pg_notify('new_event', u.name)
-"""
+RING_STREAMS = "select true from unnest($1::text[]) as u (name), pg_notify('new_event', u.name)"
 # Who has the lock serves the subscription; it ends with the session, whatever happens.
 LEAD = """
 select array(
@@ -283,9 +276,8 @@ select array(
   order by u.place)
 """
 UNLEAD = """
-select array(
-  select pg_advisory_unlock(hashtextextended(u.name, 7305427006))
-  from unnest($1::text[]) as u (name))
+select count(pg_advisory_unlock(hashtextextended(u.name, 7305427006)))
+from unnest($1::text[]) as u (name)
 """
 
 NEW_EVENT = "new_event"
