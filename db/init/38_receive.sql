@@ -98,6 +98,56 @@ comment on function messages.receive(text, jsonb) is
   'days. Raises NQ001 for an unknown queue, NQ003 for what is not such an array, and what publish '
   'raises; then nothing was received.';
 
+-- Publish a message that has its receipt already; returns 1 if a live one has its dedup_key.
+create or replace function messages._receive_one(
+  source text,
+  place text,
+  queue text,
+  message jsonb,
+  priority integer,
+  type text,
+  headers jsonb,
+  key text,
+  dedup_key text,
+  dedup_scope text,
+  max_attempts integer
+)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_is_there boolean := false;
+  v_id bigint;
+begin
+  if exists (select from messages.stream as s where s.name = _receive_one.queue) then
+    v_id := messages.publish(
+      queue => _receive_one.queue, message => _receive_one.message, type => _receive_one.type,
+      headers => _receive_one.headers, key => _receive_one.key
+    );
+  else
+    v_is_there := dedup_key is not null and exists (
+      select from messages.message as m
+      where m.queue = _receive_one.queue and m.dedup_key = _receive_one.dedup_key
+    );
+    v_id := messages.publish(
+      queue => _receive_one.queue, message => _receive_one.message,
+      priority => _receive_one.priority, type => _receive_one.type,
+      headers => _receive_one.headers, dedup_key => _receive_one.dedup_key,
+      key => _receive_one.key, max_attempts => _receive_one.max_attempts,
+      dedup_scope => _receive_one.dedup_scope
+    );
+  end if;
+  update messages.relay_receipt as r
+  set message_id = v_id
+  where r.source = _receive_one.source
+    and r.place = _receive_one.place;
+  return v_is_there::integer;
+end;
+$$;
+
 -- Receipts and marks that are of no more use.
 create or replace function messages._forget_receipts(quantity integer)
   returns void

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.relay_receipt, messages.message
--- calls:   messages.publish, messages._queue, messages._invalid, messages._check_positive
+-- calls:   messages._receive_one, messages._queue, messages._invalid, messages._check_positive
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue, NQ008 over a
 --          limit, NQ010 queue full, NQ905 receipts lost
 
@@ -33,50 +33,9 @@ begin
         'this database lacks what it has received before, as message %s: it was restored to an '
         'earlier state', v_missing
       ),
-      hint = 'what was relayed since then is gone here, and finished at the source: see '
-        '`notifyq relay --resend-since` and --accept-restored';
+      hint = 'what was relayed since then is gone here, and finished at the source: publish it '
+        'again from the archive there, then go on with `notifyq relay --accept-restored`';
   end if;
-end;
-$$;
-
--- A message with a dedup_key that has its receipt already; returns 1 if a live one has that key.
-create or replace function messages._receive_unique(
-  source text,
-  place text,
-  queue text,
-  message jsonb,
-  priority integer,
-  type text,
-  headers jsonb,
-  key text,
-  dedup_key text,
-  dedup_scope text,
-  max_attempts integer
-)
-  returns integer
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-as $$
-declare
-  v_is_there boolean := exists (
-    select from messages.message as m
-    where m.queue = _receive_unique.queue and m.dedup_key = _receive_unique.dedup_key
-  );
-  v_id bigint := messages.publish(
-    queue => _receive_unique.queue, message => _receive_unique.message,
-    priority => _receive_unique.priority, type => _receive_unique.type,
-    headers => _receive_unique.headers, dedup_key => _receive_unique.dedup_key,
-    key => _receive_unique.key, max_attempts => _receive_unique.max_attempts,
-    dedup_scope => _receive_unique.dedup_scope
-  );
-begin
-  update messages.relay_receipt as r
-  set message_id = v_id
-  where r.source = _receive_unique.source
-    and r.place = _receive_unique.place;
-  return v_is_there::integer;
 end;
 $$;
 
@@ -111,6 +70,8 @@ declare
   v_places text[];
   v_ids bigint[];
   v_one record;
+  -- Those for which a plain insert is not a publish: streams, and queues that are not durable.
+  v_others text[];
 begin
   if receive_many.source is null or receive_many.source = '' then
     perform messages._invalid('source must not be empty', 'name where the messages come from');
@@ -135,8 +96,15 @@ begin
   if v_sent = 0 then
     return v_report;
   end if;
+  v_others := array(
+    select s.name from messages.stream as s where s.name = any (receive_many.queues)
+    union all
+    select q.name from messages.queue as q
+    where not q.durable and q.name = any (receive_many.queues)
+  );
   perform messages._queue(u.name)
   from unnest(receive_many.queues) as u (name)
+  where u.name <> all (v_others)
   group by u.name;
   -- First: whoever sends the same at the same time waits here for the end of this transaction, and
   -- knows by then what it has received.
@@ -167,8 +135,9 @@ begin
   ) as u (place, queue, message, priority, type, headers, key, dedup_key, max_attempts)
     on u.place = f.place
   where u.dedup_key is null
+    and u.queue <> all (v_others)
   order by f.id;
-  if array_remove(receive_many.dedup_keys, null) <> '{}' then
+  if v_others <> '{}' or array_remove(receive_many.dedup_keys, null) <> '{}' then
     for v_one in
       select u.*
       from unnest(
@@ -179,11 +148,11 @@ begin
         place, queue, message, priority, type, headers, key, dedup_key, dedup_scope, max_attempts,
         position
       )
-      where u.dedup_key is not null
+      where (u.dedup_key is not null or u.queue = any (v_others))
         and u.place = any (v_places)
       order by u.position
     loop
-      v_report.merged := v_report.merged + messages._receive_unique(
+      v_report.merged := v_report.merged + messages._receive_one(
         receive_many.source, v_one.place, v_one.queue, v_one.message, v_one.priority, v_one.type,
         v_one.headers, v_one.key, v_one.dedup_key, v_one.dedup_scope, v_one.max_attempts
       );
@@ -209,5 +178,6 @@ comment on function messages.receive_many(
   'Publish messages that a relay brings, each once: source and places tell them, the other arrays '
   'are as for publish. All in the transaction of the caller, with a receipt for each that is kept '
   'for remember; what has one is left out. after has places that must have a receipt by now. '
-  'Returns the ids of all of them in their order. Raises NQ001 for an unknown queue, NQ905 where a '
+  'Returns the ids of all of them in their order. A queue may be a stream: its events '
+  'have no priority, dedup_key and max_attempts. Raises NQ001 for an unknown queue, NQ905 where a '
   'receipt of after is missing, and what publish raises; then nothing was received.';

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from notifyq.config import DatabaseSettings, RelaySettings, dsn_from_file, has_p
 from notifyq.database import Database
 from notifyq.errors import ConfigurationError
 from notifyq.events import log_sink
-from notifyq.relay import Relay, RelayMoved, RelayRefused
+from notifyq.relay import Relay, RelayMoved, RelayRefused, StreamRelay
 
 if TYPE_CHECKING:
     from notifyq.events import Event
@@ -40,6 +41,13 @@ def relay(
             "-q",
             metavar="QUEUE[:TARGET]",
             help="Queue to move, and which it becomes; may be repeated.",
+        ),
+    ] = None,
+    stream: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STREAM:SUBSCRIBER:TARGET",
+            help="Subscription to move, and the queue or stream it becomes; may be repeated.",
         ),
     ] = None,
     source_file: Annotated[
@@ -90,10 +98,8 @@ def relay(
     stop.
     """
     configure_logging(log_level, log_format)
-    routes = _routes(queue or [])
-    function = load(transform, "FUNCTION") if transform else None
-    if function is not None and not callable(function):
-        raise ConfigurationError(f"{transform!r} is not a function")
+    routes, subscriptions = _moved(queue or [], stream or [], filter)
+    function = _function(transform)
     settings = RelaySettings.load(batch=batch, in_flight=in_flight, remember=remember, grace=grace)
     pool_size = settings.in_flight + 2
     here = Database(
@@ -107,26 +113,68 @@ def relay(
         name="notifyq relay",
     )
     progress = _Progress(as_json=as_json)
-    moving = Relay(
-        here,
-        there,
-        routes,
-        transform=function,
-        filter=filter,
-        once=once,
-        accept_restored=accept_restored,
-        settings=settings,
-        sink=progress,
-    )
-
-    async def move() -> None:
-        with stop_signals(moving.stop):
-            await moving.run()
+    options: dict[str, Any] = {
+        "transform": function,
+        "once": once,
+        "accept_restored": accept_restored,
+        "settings": settings,
+        "sink": progress,
+    }
+    relays: list[Relay | StreamRelay] = [
+        StreamRelay(here, there, *subscription, **options) for subscription in subscriptions
+    ]
+    if routes:
+        relays.append(Relay(here, there, routes, filter=filter, **options))
 
     try:
-        run(move())
+        run(_run_all(relays))
     finally:
-        progress.end(moving.counts)
+        progress.end(sum((each.counts for each in relays), Counter[str]()))
+
+
+async def _run_all(relays: list[Relay | StreamRelay]) -> None:
+    def stop() -> None:
+        for each in relays:
+            each.stop()
+
+    async def move(each: Relay | StreamRelay) -> None:
+        try:
+            await each.run()
+        except Exception:
+            stop()  # one that fails ends them all
+            raise
+
+    with stop_signals(stop):
+        ended = await asyncio.gather(*map(move, relays), return_exceptions=True)
+    for error in ended:
+        if error is not None:
+            raise error
+
+
+def _moved(
+    queues: list[str], streams: list[str], filter: str | None
+) -> tuple[dict[str, str], list[list[str]]]:
+    routes, subscriptions = _routes(queues), _subscriptions(streams)
+    if not routes and not subscriptions:
+        raise typer.BadParameter("say what to move: --queue QUEUE[:TARGET]")
+    if subscriptions and filter is not None:
+        raise typer.BadParameter("--filter is for queues: leave events out by --transform")
+    return routes, subscriptions
+
+
+def _function(target: str | None) -> Any:
+    function = load(target, "FUNCTION") if target else None
+    if target and not callable(function):
+        raise ConfigurationError(f"there is no function {target!r}")
+    return function
+
+
+def _subscriptions(texts: list[str]) -> list[list[str]]:
+    found = [text.split(":") for text in texts]
+    for text, parts in zip(texts, found, strict=True):
+        if len(parts) != 3 or not all(parts):
+            raise typer.BadParameter(f"--stream {text!r} is not STREAM:SUBSCRIBER:TARGET")
+    return found
 
 
 def _routes(pairs: list[str]) -> dict[str, str]:
@@ -138,8 +186,6 @@ def _routes(pairs: list[str]) -> dict[str, str]:
         if source in routes:
             raise typer.BadParameter(f"--queue says twice what becomes of {source!r}")
         routes[source] = target or source
-    if not routes:
-        raise typer.BadParameter("say what to move: --queue QUEUE[:TARGET]")
     return routes
 
 

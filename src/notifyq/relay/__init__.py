@@ -15,6 +15,7 @@ from notifyq.relay.events import (
 )
 from notifyq.relay.message import RelayMessage, Transform, Transformed
 from notifyq.relay.relay import Relay
+from notifyq.relay.stream import StreamRelay
 
 __all__ = [
     "Relay",
@@ -25,6 +26,7 @@ __all__ = [
     "RelayStalled",
     "RelayStarted",
     "RelayStopped",
+    "StreamRelay",
     "Transform",
     "Transformed",
 ]

@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from notifyq import sql
-from notifyq.admin import Admin
 from notifyq.attendance import Attendance
 from notifyq.bell import Promises
 from notifyq.claims import Look
@@ -24,9 +23,10 @@ from notifyq.listener import Listener
 from notifyq.pace import Allowance
 from notifyq.relay.events import RelayStarted, RelayStopped
 from notifyq.relay.intake import Intake
+from notifyq.relay.introduction import introduce
 from notifyq.relay.ledger import Ledger
 from notifyq.relay.stall import Stall
-from notifyq.relay.target import PASSING, Target, reason_of
+from notifyq.relay.target import PASSING, reason_of
 from notifyq.relay.transformation import transform
 from notifyq.upkeep import Upkeep
 
@@ -156,21 +156,15 @@ class Relay:
                 )
 
     async def _introduce(self) -> None:
-        """Have both databases say who they are, and the target prove that it has what it got."""
-        for database in (self._source, self._target_database):
-            await Admin(database).check_schema()
-        source: str = await self._source.value(sql.RELAY_SOURCE)
-        target: str = await self._target_database.value(sql.RELAY_TARGET)
-        if self._accepts_restored:
-            await self._source.value(sql.RELAY_FORGET, target)
-        remember = self._settings.remember
-        self._target = Target(self._target_database, source, remember)
-        self._ledger = Ledger(
-            self._source, (target, source), self._settings.attempts, self.counts, self._sink
+        settings = self._settings
+        names, self._target = await introduce(
+            self._source,
+            self._target_database,
+            settings.remember,
+            accept_restored=self._accepts_restored,
         )
+        self._ledger = Ledger(self._source, names, settings.attempts, self.counts, self._sink)
         self._stall = Stall(self._target, self._sink, on_end=self._wake.set)
-        marks = await self._source.fetch(sql.RELAY_MARKS, target, source, remember * 0.9)
-        await self._target.check(row[0] for row in marks)
 
     async def _move_until_stopped(self) -> None:
         vain = Allowance(_VAIN, _VAIN_RATE)

@@ -31,6 +31,7 @@ class Stall:
 
     async def last(self, reason: str) -> None:
         """Last until the target answers. Raises what it says, if that is not that it is away."""
+        self.is_on = True
         self._sink(RelayStalled(reason=reason))
         since = time.monotonic()
         pause = _PROBE

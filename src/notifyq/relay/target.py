@@ -17,6 +17,7 @@ from notifyq.errors import (
     MessageLimitError,
     QueueBusyError,
     QueueFullError,
+    StreamPausedError,
 )
 from notifyq.relay.message import columns
 from notifyq.tracebacks import clean, text_of
@@ -33,7 +34,7 @@ _LARGEST = 8_000_000
 _PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 """Seconds between two tries at a target that is full or down: the first, and the longest."""
 
-PASSING = (DatabaseUnavailableError, QueueFullError, QueueBusyError)
+PASSING = (DatabaseUnavailableError, QueueFullError, QueueBusyError, StreamPausedError)
 """The target cannot take messages now."""
 _REFUSED = (
     MessageLimitError,

@@ -5,16 +5,32 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from notifyq.relay.message import RelayMessage
 
 if TYPE_CHECKING:
-    from notifyq.relay.flight import Flight
     from notifyq.relay.message import Item, Transform
 
 
-async def transform(function: Transform, flight: Flight) -> None:
+class Cargo(Protocol):
+    """A batch of messages on their way, and what is made of each."""
+
+    places: list[str]
+
+    def __len__(self) -> int: ...
+
+    def message(self, index: int) -> RelayMessage:
+        """Return a message as a transformation sees it."""
+
+    def put(self, index: int, items: list[Item]) -> None:
+        """Note what a transformation has made of a message."""
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Note that a transformation has failed on a message."""
+
+
+async def transform(function: Transform, flight: Cargo) -> None:
     """Have a function decide what becomes of each message of a batch."""
     if inspect.iscoroutinefunction(function):
         for place in range(len(flight)):
@@ -28,7 +44,7 @@ async def transform(function: Transform, flight: Flight) -> None:
         await asyncio.to_thread(_transform_all, function, flight)
 
 
-def _transform_all(function: Transform, flight: Flight) -> None:
+def _transform_all(function: Transform, flight: Cargo) -> None:
     for place in range(len(flight)):
         try:
             flight.put(place, _items(function(flight.message(place)), flight.places[place]))

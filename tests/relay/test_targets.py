@@ -1,0 +1,113 @@
+"""A target that is down, full or restored, and a source that is restored or restarted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from database import open_session, session, until
+from notifyq.errors import LostReceiptsError
+from notifyq.migrate import install
+from notifyq.relay import RelayMoved, RelayResumed, RelayStalled
+from relay.relaying import drained, payloads, relaying
+from worker.conftest import mortal_server  # noqa: F401  a fixture
+from worker.running import Events, statuses
+
+if TYPE_CHECKING:
+    from database import Connection
+    from notifyq.embedded import Server
+
+
+async def fill(connection: Connection, first: int, count: int) -> None:
+    await connection.execute(
+        "select messages.publish_many('default', array("
+        "select to_jsonb(n) from generate_series($1::int, $2::int) as n))",
+        first,
+        first + count - 1,
+    )
+
+
+async def test_a_full_target_takes_what_it_can(
+    database: str, far: str, connection: Connection, there: Connection
+) -> None:
+    await there.execute("select messages.alter_queue('default', capacity => 5)")
+    await fill(connection, 1, 8)
+    events = Events()
+    async with relaying(database, far, events=events, hold=0):
+        await events.wait(RelayStalled)
+        assert await payloads(there) == [1, 2, 3, 4, 5]
+        await there.execute("select messages.take('default', 5)")
+
+        async def rest() -> bool:
+            return await payloads(there) == [6, 7, 8]
+
+        await until(rest, "the rest is moved")
+    assert await statuses(connection) == {"success": 8}
+
+
+async def test_a_target_that_was_restored_is_refused_until_it_is_accepted(
+    database: str, far: str, connection: Connection, there: Connection
+) -> None:
+    await fill(connection, 1, 3)
+    await drained(database, far)
+    # What a backup of before does.
+    await there.execute("truncate messages.message, messages.relay_receipt")
+    await fill(connection, 4, 2)
+    with pytest.raises(LostReceiptsError, match="restored to an earlier state"):
+        await drained(database, far)
+    assert await payloads(there) == []
+    assert await payloads(connection) == [4, 5]
+    await drained(database, far, accept_restored=True)
+    assert await payloads(there) == [4, 5]
+
+
+async def test_a_source_that_was_restored_sends_nothing_twice_and_all_that_is_new(
+    database: str, far: str, connection: Connection, there: Connection
+) -> None:
+    await fill(connection, 1, 3)
+    await connection.execute("create table backup as select * from messages.message")
+    await drained(database, far)
+    await connection.execute(
+        "truncate messages.message_archive; "
+        "insert into messages.message overriding system value select * from backup; "
+        "delete from messages.message where message = '3'; "
+        "alter sequence messages.message_id_seq restart with 3; drop table backup"
+    )
+    await fill(connection, 33, 1)  # which has the id that 3 had
+    done = await drained(database, far)
+    assert done.counts["known"] == 2
+    assert await payloads(there) == [1, 2, 3, 33]
+
+
+@pytest.mark.timeout(120)
+async def test_both_servers_are_restarted(
+    database: str,
+    connection: Connection,
+    mortal_server: Server,  # noqa: F811
+) -> None:
+    async with session(mortal_server.dsn) as there:
+        await install(there)
+    events = Events()
+    async with relaying(database, mortal_server.dsn, events=events, hold=0.2, batch=5):
+        await fill(connection, 1, 20)
+        await events.wait(RelayMoved)
+        await asyncio.to_thread(mortal_server.stop)
+        await fill(connection, 21, 20)
+        await events.wait(RelayStalled)
+        # Those of the source end as well, while the target is away.
+        await connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = current_database() and application_name like 'notifyq%'"
+        )
+        await asyncio.to_thread(mortal_server.start)
+        await events.wait(RelayResumed)
+
+        async def all_moved() -> bool:
+            return await statuses(connection) == {"success": 40}
+
+        await until(all_moved, "all are moved", 30)
+    there = await open_session(mortal_server.dsn)
+    assert sorted(await payloads(there)) == list(range(1, 41))
+    await there.close()
