@@ -320,6 +320,37 @@ async def test_one_worker_serves_and_another_one_takes_over(
     assert [n for _, n in seen] == list(range(10))
 
 
+async def publish_singly(database: str, quantity: int) -> None:
+    async with App(database) as app:
+        for n in range(quantity):
+            await app.publish("s", {"n": n})
+
+
+async def test_under_load_no_event_waits_for_the_poll(database: str) -> None:
+    """Each of two workers may attend the stream, which silences publishers for the other, too."""
+    seen = {0: 0, 1: 0}
+
+    def serving(number: int) -> App:
+        app = App(database)
+
+        @app.subscriber("s", f"reader {number}")
+        async def handle(order: Order) -> None:
+            seen[number] += 1
+
+        return app
+
+    async def all_came() -> bool:
+        return seen == {0: 6 * 81, 1: 6 * 81}
+
+    apps, events = [serving(0), serving(1)], [Events(), Events()]
+    async with working(apps[0], events[0]), working(apps[1], events[1]):
+        await asyncio.gather(*(it.wait(SubscriptionTaken) for it in events))
+        for quantity in (60, 1, 20):
+            await asyncio.gather(*(publish_singly(database, quantity) for _ in range(6)))
+        await until(all_came, "each reader has each event", 20)
+    await asyncio.gather(*(app.close() for app in apps))
+
+
 async def test_members_have_batches_of_their_own(app: App, events: Events) -> None:
     together = asyncio.Event()
     running = 0
