@@ -45,10 +45,14 @@ begin
     perform messages._invalid('message must not be null', 'publish the JSON value null instead');
   end if;
   if exists (select from messages.stream as s where s.name = publish.queue) then
-    perform messages._check_plain(
-      publish.priority, v_due > now(), publish.dedup_key is not null or publish.after is not null,
-      publish.max_attempts
-    );
+    if publish.priority <> 0 or v_due > now() or publish.dedup_key is not null
+      or publish.after is not null or publish.max_attempts is not null
+    then
+      perform messages._check_plain(
+        publish.priority, v_due > now(),
+        publish.dedup_key is not null or publish.after is not null, publish.max_attempts
+      );
+    end if;
     return messages._publish_event(
       publish.queue, publish.message, publish.key, publish.type, publish.headers
     );
