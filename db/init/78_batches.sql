@@ -75,8 +75,8 @@ begin
 end;
 $$;
 
--- Held to the end of the transaction by whoever settles it or an event of it: two sessions that work
--- on the same batch would wait for each other's events.
+-- Held to the end of the transaction by whoever settles it or an event of it: two sessions that
+-- work on the same batch would wait for each other's events.
 create or replace function messages._hold_batch(id bigint)
   returns messages.batch
   language plpgsql
