@@ -113,6 +113,17 @@ class CommandSettings(Settings):
     processes: int = Field(1, ge=1)
 
 
+class BrokerSettings(Settings):
+    """How `notifyq broker` waits and stops, and for whom it runs brokers."""
+
+    poll: Duration = Field(timedelta(seconds=1), gt=timedelta(0))
+    """Longest wait for a bell before the streams are looked at anyway."""
+    grace: Duration = Field(timedelta(seconds=30), ge=timedelta(0))
+    """How long a stop waits for a procedure before its session is ended."""
+    autostart: str = ""
+    """A broker for each `user:database` in this list; empty: one, as the DSN says."""
+
+
 def dsn_from_environment() -> str | None:
     """The DSN in NOTIFYQ_DSN, else in the file NOTIFYQ_DSN_FILE; None where neither is set."""
     dsn = os.environ.get("NOTIFYQ_DSN")
@@ -161,6 +172,15 @@ def exposure(status: os.stat_result) -> str | None:
 def with_database(dsn: str, name: str) -> str:
     """The DSN of another database of the same server."""
     return urlunsplit(urlsplit(dsn)._replace(path=f"/{quote(name, safe='')}"))
+
+
+def with_user(dsn: str, user: str, database: str) -> str:
+    """The DSN of a database of the same server, as this user; a password is that of one user."""
+    parts = urlsplit(dsn)
+    login, _, hosts = parts.netloc.rpartition("@")
+    if unquote(login.partition(":")[0]) != user:
+        login = quote(user, safe="")
+    return with_database(urlunsplit(parts._replace(netloc=f"{login}@{hosts}")), database)
 
 
 def has_password(dsn: str) -> bool:

@@ -152,6 +152,13 @@ from pg_stat_activity as a
 where a.pid = $1
   and a.backend_start = $2
 """
+RUN_BROKER = "call messages.run_broker(idle => interval '0')"
+# The place of run_broker(), so that this session has it also while nothing is there to do.
+KEEP_PLACE = "select pg_try_advisory_lock(hashtextextended(session_user, 7305427011))"
+WANT_BROKER = "select messages.want_broker(role => session_user, wanted => true)"
+BROKER_OF = "select session_user::text as role, current_database()::text as database"
+BROKER_STATUS = "select * from messages.status_broker()"
+STOP_BROKER = "select messages.stop_broker(patience => $1)"
 NUMBER = "select pg_current_xact_id()::text"
 POSITION = "select messages.current_position()"
 SNAPSHOT_OF = "select messages.snapshot_of($1)"

@@ -70,10 +70,22 @@ WORK = [
     "select messages.tick()",
     "select messages.attend_stream('orders', false)",
     "select messages.unattend_streams('{}')",
+    "select messages.register('orders', 'r', 'public.nothing')",
+    "select messages.unregister('orders', 'r')",
+    "select set_config('notifyq.event', '{}', true), messages.dequeued()",
+    "select set_config('notifyq.event', '{}', true), messages.dequeue(null::text)",
+    "select messages.broker_next(1, 1)",
+    "select messages.broker_note(1, 1, 1, null)",
+    "select messages.broker_done(1, 1, 1, 0, 0, true)",
+    "select messages.want_broker(current_user, true)",
+    "do $$ begin perform messages.start_broker(); "
+    "exception when feature_not_supported then null; end $$",
+    "select messages.stop_broker()",
 ]
 AWAIT = ["select messages.await_result(1)"]
 RESULT = ["select messages.result(1)", "select messages.value_of('null', null::text)"]
 READ_TABLES = [
+    "select * from messages.broker",
     "select * from messages.message",
     "select * from messages.message_archive",
     "select * from messages.dead_message",
@@ -125,6 +137,8 @@ READ = [
     "select messages.cron_next('@daily')",
 ]
 INFO = [
+    "select * from messages.subscriber_procedure",
+    "select messages.status_broker()",
     "select messages.queue_info()",
     "select messages.dependencies(1)",
     "select messages.diagnose()",
@@ -163,6 +177,12 @@ ADMIN = [
     "select messages.drop_stream('orders', true)",
 ]
 NOBODY = [
+    # A broker is a session of its role; here another has taken it on.
+    "call messages.run_broker('0')",
+    "insert into messages.subscriber_procedure (stream, subscriber, procedure, registrar) "
+    "values ('orders', 'r', 'public.nothing', 'postgres')",
+    "update messages.subscriber_procedure set registrar = 'postgres'",
+    "update messages.broker set is_wanted = true",
     "insert into messages.message (message, lock_token) values ('1', 5)",
     "insert into messages.message (message, state) values ('1', 'waiting')",
     "insert into messages.message (message, attempts) values ('1', -5)",
@@ -249,6 +269,7 @@ async def test_a_role_may_do_its_own_and_nothing_else(
     await connection.execute("select messages.subscribe('orders', 'r')")
     await connection.execute("select messages.publish('orders', '1')")
     await connection.execute("select messages.create_queue('typed', payload_type => 'smallint')")
+    await connection.execute("create procedure public.nothing() language sql as 'select'")
     await guest.execute(f"set role {role}")
     allowed = [statement for statement in ALL if not await is_denied(guest, statement)]
     assert allowed == [statement for statement in ALL if statement in RIGHTS[role]]

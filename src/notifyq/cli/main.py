@@ -13,6 +13,7 @@ import typer
 from notifyq import __version__
 from notifyq.cli import (
     bench,
+    broker,
     chaos,
     dead,
     demo,
@@ -54,6 +55,7 @@ app.command("demo")(demo.demo)
 app.command("chaos")(chaos.chaos)
 app.add_typer(bench.bench)
 app.command("worker")(worker.worker)
+app.command("broker")(broker.broker)
 app.command("publish")(publish.publish)
 app.command("import")(importing.import_)
 app.command("relay")(relay.relay)

@@ -1,0 +1,212 @@
+-- Broker: what it does next, how it notes that, and how its procedures read their event.
+--
+-- A batch is opened in one transaction and handled in the next, with its end: effects and position
+-- are committed together. What a run finds open it has not opened itself: a session ended in it.
+-- From there on each event is marked in a transaction of its own before it is tried, so that one
+-- that ends the session each time is found and put aside.
+--
+-- owns:    nothing
+-- writes:  messages.subscriber_procedure
+-- calls:   messages._caller, messages._obstacle, messages._may, messages._take_place,
+--          messages._is_stopped, messages.next_batch, messages.batch_events, messages.fail_event,
+--          messages.finish_batch, messages.value_of
+-- raises:  55006 a broker of the role runs; 55000 outside of a procedure; 42804 another type
+
+create or replace function messages.broker_next(run bigint, after bigint)
+  returns messages.broker_turn
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_turn messages.broker_turn;
+  v_row messages.subscriber_procedure;
+  v_batch bigint;
+  v_event bigint;
+  v_starts integer;
+begin
+  v_turn.place := messages._take_place(messages._caller());
+  v_turn.act := 'stop';
+  if messages._is_stopped(messages._caller()) then
+    return v_turn;
+  end if;
+  for v_row in
+    select p.*
+    from messages.subscriber_procedure as p
+    where p.registrar = messages._caller()
+    -- What was begun is tried next: the end of this session must not count against another.
+    order by p.run = broker_next.run and (p.event is not null or p.done = 0) and p.batch is not null
+      desc nulls last, p.subscription <= after, p.subscription
+    for update skip locked
+  loop
+    continue when messages._obstacle(v_row) is not null
+      or not messages._may(v_row.stream, 'consume from');
+    v_batch := messages.next_batch(v_row.stream, v_row.subscriber, 200);
+    continue when v_batch is null;
+    v_turn.act := 'open';
+    v_turn.subscription := v_row.subscription;
+    v_turn.stream := v_row.stream;
+    v_turn.subscriber := v_row.subscriber;
+    v_turn.procedure := parse_ident(v_row.procedure);
+    v_turn.batch := v_batch;
+    v_turn.done := v_row.done;
+    if v_row.batch is distinct from v_batch then
+      update messages.subscriber_procedure as p
+      set batch = v_batch, run = broker_next.run, is_careful = false, done = 0, event = null
+      where p.subscription = v_row.subscription;
+    elsif v_row.run = run and (v_row.event is not null or not v_row.is_careful) then
+      v_turn.act := 'handle';
+      v_turn.event := v_row.event;
+    else
+      v_event := (
+        select min(e.id) from messages.batch_events(v_batch) as e where e.id > v_row.done
+      );
+      v_starts := case when v_row.event = v_event then v_row.event_starts + 1 else 1 end;
+      if v_event is null then
+        v_turn.act := 'handle';
+      elsif v_starts > 2 then
+        perform messages.fail_event(
+          v_batch, v_event,
+          format('the session ended each time that %s was called', v_row.procedure)
+        );
+      end if;
+      update messages.subscriber_procedure as p
+      set run = broker_next.run,
+        is_careful = true,
+        event = case when v_starts <= 2 then v_event end,
+        event_starts = v_starts,
+        done = case when v_starts > 2 then v_event else p.done end,
+        failed = p.failed + (v_starts > 2)::integer
+      where p.subscription = v_row.subscription;
+    end if;
+    return v_turn;
+  end loop;
+  v_turn.act := 'idle';
+  return v_turn;
+end;
+$$;
+comment on function messages.broker_next(bigint, bigint) is
+  'What the broker of the calling role does next. Called by run_broker(); of no other use.';
+
+create or replace function messages.broker_note(
+  subscription bigint, batch bigint, event bigint, reason text
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  -- The procedure may have ended its own subscription, or moved it.
+  if not exists (
+    select from messages.subscriber_procedure as p
+    where p.subscription = broker_note.subscription
+      and p.registrar = messages._caller()
+      and p.batch = broker_note.batch
+  ) or exists (
+    select from messages.batch_end as e where e.batch = broker_note.batch
+  ) then
+    return false;
+  end if;
+  if reason is not null then
+    perform messages.fail_event(batch, event, reason);
+  end if;
+  return not messages._is_stopped(messages._caller());
+exception
+  when sqlstate 'NQ020' or sqlstate 'NQ021' or sqlstate 'NQ022' or sqlstate 'NQ023' then
+    return false;
+end;
+$$;
+comment on function messages.broker_note(bigint, bigint, bigint, text) is
+  'Note how a procedure ended for an event. False: go on with something else. Called by '
+  'run_broker(); of no other use.';
+
+create or replace function messages.broker_done(
+  subscription bigint,
+  batch bigint,
+  done bigint,
+  handled integer,
+  failed integer,
+  is_finished boolean
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  update messages.subscriber_procedure as p
+  set batch = case when not is_finished then p.batch end,
+    event = null,
+    done = greatest(p.done, broker_done.done),
+    handled = p.handled + broker_done.handled,
+    failed = p.failed + broker_done.failed
+  where p.subscription = broker_done.subscription
+    and p.registrar = messages._caller()
+    and p.batch = broker_done.batch;
+  if found and is_finished then
+    perform messages.finish_batch(batch);
+  end if;
+exception
+  when sqlstate 'NQ020' or sqlstate 'NQ021' or sqlstate 'NQ022' then
+    null;  -- the procedure has finished it, or its subscription
+end;
+$$;
+comment on function messages.broker_done(bigint, bigint, bigint, integer, integer, boolean) is
+  'Note how far the broker has come in a batch. Called by run_broker(); of no other use.';
+
+create or replace function messages.dequeued()
+  returns messages.handled_event
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  -- Not a key to anything: whoever sets it reads what they have set.
+  v_event text := current_setting('notifyq.event', true);
+begin
+  if coalesce(v_event, '') = '' then
+    raise object_not_in_prerequisite_state using
+      message = 'there is no event here',
+      hint = 'dequeue() and dequeued() are for procedures that the broker calls, see register()';
+  end if;
+  return jsonb_populate_record(null::messages.handled_event, v_event::jsonb);
+end;
+$$;
+comment on function messages.dequeued() is
+  'The event for which the broker has called this procedure: its id, type, key and headers beside '
+  'its payload, which dequeue() gives as a value. SQLSTATE 55000 anywhere else.';
+
+create or replace function messages.dequeue(type anyelement)
+  returns anyelement
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_event messages.handled_event := messages.dequeued();
+  v_type text := (select s.payload_type from messages.stream as s where s.name = v_event.stream);
+  v_value dequeue.type%type;
+begin
+  if to_regtype(v_type) <> pg_typeof(type) then
+    raise datatype_mismatch using
+      message = format(
+        'the events of stream %L are of type %s, not %s', v_event.stream, v_type, pg_typeof(type)
+      );
+  end if;
+  if v_type is not null or jsonb_typeof(v_event.message) = 'string' then
+    return messages.value_of(v_event.message, type);
+  elsif pg_typeof(type) = 'jsonb'::regtype then
+    execute format('select %L::jsonb', v_event.message) into v_value;
+    return v_value;
+  end if;
+  -- Of a stream of any JSON: what a text of this kind would be.
+  return messages.value_of(to_jsonb(v_event.message #>> '{}'), type);
+end;
+$$;
+comment on function messages.dequeue(anyelement) is
+  'The payload of the event for which the broker has called this procedure, as a value of the type '
+  'of the argument: dequeue(null::integer). The same each time within a call. SQLSTATE 42804 if '
+  'the stream has another type, 55000 outside of a procedure.';

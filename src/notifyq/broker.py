@@ -1,0 +1,206 @@
+"""The broker as a process: one session that calls the procedures which its role has registered.
+
+All it does is in messages.run_broker(); here the session is kept alive, and woken by the bell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Self
+
+import asyncpg
+
+from notifyq import sql
+from notifyq.admin import Admin
+from notifyq.backoff import is_lost, is_misfit, retrying
+from notifyq.config import BrokerSettings, DatabaseSettings
+from notifyq.database import Database, connect, explained, explaining
+from notifyq.errors import DatabaseUnavailableError, NotifyqError
+from notifyq.events import (
+    BrokerLost,
+    BrokerStarted,
+    BrokerStopped,
+    Guarded,
+    ProcedureFailed,
+    Sink,
+    log_sink,
+)
+from notifyq.listener import Listener
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from notifyq.database import Connection
+
+log = logging.getLogger("notifyq.broker")
+
+_NAME = "notifyq broker"
+_SHORT = 5.0
+"""Seconds between two losses from which on the next try need not be delayed."""
+_LONGEST_PAUSE = 5.0
+_PING = 10.0
+
+
+class Broker:
+    """The broker of the role and the database of a DSN, which must be reached without a pooler."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        settings: BrokerSettings | None = None,
+        database: DatabaseSettings | None = None,
+        sink: Sink = log_sink,
+    ) -> None:
+        self._settings = settings or BrokerSettings.load()
+        self._database = Database(dsn, settings=database)
+        self._sink = Guarded(sink)
+        self._connection: Connection | None = None
+        self._identity: tuple[int, Any] | None = None
+        self._where = {"role": "", "database": ""}
+        self._wake = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+        self._stops = 0
+
+    async def __aenter__(self) -> Self:
+        """Connect and take the place of the broker: what is wrong with that is an error here."""
+        await self._database.__aenter__()
+        try:
+            await Admin(self._database).check_schema()
+            await self._connect()
+            with explaining(self._database.dsn):
+                await self._session().fetchval(sql.KEEP_PLACE)
+                await self._run()
+                await self._session().execute(sql.WANT_BROKER)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+        if self._stopping is not None:
+            self._stopping.cancel()
+        await self._database.__aexit__(*exc_info)
+
+    async def serve(self) -> None:
+        """Call procedures until the broker is stopped, here or by messages.stop_broker()."""
+        listener = Listener(
+            self._database.dsn,
+            ["new_event"],
+            lambda *_: self._wake.set(),
+            settings=self._database.settings,
+            name=f"{_NAME} bell",
+            ping=_PING,
+            sink=self._sink,
+        )
+        async with listener:
+            await self._serve(listener)
+        self._sink(BrokerStopped(**self._where))
+
+    def stop(self) -> None:
+        """Stop after the event at hand, within the grace; called again, at once."""
+        self._stops += 1
+        self._wake.set()
+        grace = self._settings.grace if self._stops == 1 else None
+        if self._stopping is not None:
+            self._stopping.cancel()
+        self._stopping = asyncio.create_task(self._stop(grace))
+
+    async def _stop(self, grace: timedelta | None) -> None:
+        # The session may be busy with a procedure, so it is another one that says so.
+        if grace is None and self._connection is not None:
+            self._connection.terminate()
+        with suppress(asyncpg.PostgresError, NotifyqError, TimeoutError):
+            await self._database.fetch(sql.STOP_BROKER, grace or timedelta(0))
+
+    async def _serve(self, listener: Listener) -> None:
+        pause = 0.0
+        lost_at = time.monotonic()
+        while not self._is_stopping():
+            self._wake.clear()
+            try:
+                is_stopped = await self._run()
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+                if self._is_stopping():  # which may be why
+                    return
+                if is_misfit(error) or isinstance(error, asyncpg.InsufficientPrivilegeError):
+                    raise explained(error, self._database.dsn) or error from None
+                self._sink(BrokerLost(**self._where, error=f"{type(error).__name__}: {error}"))
+                is_short = time.monotonic() - lost_at < _SHORT
+                pause = min(max(pause * 2, 0.1), _LONGEST_PAUSE) if is_short else 0.0
+                lost_at = time.monotonic()
+                await self._rest(pause)
+                if not await self._resume(error):
+                    return
+                continue
+            if is_stopped:
+                return
+            if listener.failed.done():
+                listener.failed.result()
+            await self._rest(self._settings.poll.total_seconds())
+
+    def _is_stopping(self) -> bool:
+        return self._stops > 0
+
+    async def _rest(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+
+    async def _run(self) -> bool:
+        """Handle what is there; true where the broker is to stop."""
+        [row] = await self._session().fetch(sql.RUN_BROKER)
+        return bool(row["stopped"])
+
+    async def _resume(self, error: BaseException) -> bool:
+        """Have a session again after this error; false where no broker is wanted any more."""
+        if not is_lost(error) and not self._session().is_closed():
+            return True
+        async for attempt in retrying("the broker", log, self._database.settings.retry_for):
+            with attempt:
+                await self._reconnect()
+                [status] = await self._session().fetch(sql.BROKER_STATUS)
+                if not status["wanted"]:
+                    return False
+                await self._session().fetchval(sql.KEEP_PLACE)
+        return True
+
+    async def _reconnect(self) -> None:
+        try:
+            await self._connect()
+        except DatabaseUnavailableError as error:
+            # The foreign error decides whether another try makes sense.
+            raise (error.__cause__ or error) from None
+
+    async def _connect(self) -> None:
+        timeout = self._database.settings.connect_timeout.total_seconds()
+        before, self._connection = self._connection, None
+        if before is not None:
+            before.terminate()
+        connection = await connect(self._database.dsn, name=_NAME, timeout=timeout)
+        self._connection = connection
+        if self._identity is not None:
+            # The server may not know yet that the one before is dead, and keep its place for it.
+            await connection.fetch(sql.END_SESSION, *self._identity)
+        again = self._identity is not None
+        [row] = await connection.fetch(sql.KEEP_ALIVE)
+        self._identity = (row["pid"], row["backend_start"])
+        [where] = await connection.fetch(sql.BROKER_OF)
+        self._where = {"role": where["role"], "database": where["database"]}
+        connection.add_log_listener(self._hear)
+        self._sink(BrokerStarted(**self._where, backend_pid=row["pid"], again=again))
+
+    def _hear(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:
+        text = str(message.message)
+        if message.severity == "WARNING" and text.startswith("notifyq: dead event "):
+            self._sink(ProcedureFailed(**self._where, warning=text.removeprefix("notifyq: ")))
+
+    def _session(self) -> Connection:
+        assert self._connection is not None  # noqa: S101  connected in __aenter__
+        return self._connection

@@ -1,0 +1,88 @@
+"""`notifyq broker`: call the procedures that were registered in the database."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Annotated, Any
+
+import asyncpg
+import typer
+
+from notifyq.broker import Broker
+from notifyq.cli.common import DsnOption, duration, resolve_dsn, run
+from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
+from notifyq.cli.worker import stop_signals
+from notifyq.config import BrokerSettings, with_user
+from notifyq.errors import ConfigurationError, NotifyqError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def broker(
+    autostart: Annotated[
+        str | None,
+        typer.Option(
+            metavar="USER:DATABASE,...",
+            help="A broker for each of these on the server of the DSN; else one for the DSN.",
+        ),
+    ] = None,
+    grace: Annotated[
+        Any,
+        typer.Option(parser=duration, metavar="DURATION", help="How long a stop waits for one."),
+    ] = None,
+    poll: Annotated[
+        Any,
+        typer.Option(parser=duration, metavar="DURATION", help="Longest wait for a bell."),
+    ] = None,
+    log_level: Annotated[LogLevel, typer.Option(help="From which level on.")] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
+    dsn: DsnOption = None,
+) -> None:
+    """Call registered procedures until SIGTERM, SIGINT or messages.stop_broker().
+
+    The first signal lets a running procedure end within the grace, the second rolls it back.
+    """
+    configure_logging(log_level, log_format)
+    settings = BrokerSettings.load(autostart=autostart, grace=grace, poll=poll)
+    run(_serve(dict(_places(settings.autostart, resolve_dsn(dsn))), settings))
+
+
+def _places(autostart: str, dsn: str) -> Iterator[tuple[str, str]]:
+    """Each entry of the list with its DSN; without a list the DSN alone."""
+    entries = [entry.strip() for entry in autostart.split(",") if entry.strip()]
+    for entry in entries:
+        user, colon, database = (part.strip() for part in entry.partition(":"))
+        if not (user and colon and database):
+            raise typer.BadParameter(
+                f"{entry!r} in --autostart is not USER:DATABASE, as in app:shop,app:billing"
+            )
+        yield f"{user}:{database}", with_user(dsn, user, database)
+    if not entries:
+        yield "", dsn
+
+
+async def _serve(places: dict[str, str], settings: BrokerSettings) -> None:
+    async with AsyncExitStack() as stack:
+        brokers = []
+        for entry, dsn in places.items():
+            try:
+                brokers.append(await stack.enter_async_context(Broker(dsn, settings=settings)))
+            except (NotifyqError, asyncpg.PostgresError) as error:
+                if not entry:
+                    raise
+                raise ConfigurationError(f"{entry} of --autostart: {error}") from error
+
+        def stop() -> None:
+            for each in brokers:
+                each.stop()
+
+        with stop_signals(stop):
+            running = [asyncio.create_task(each.serve()) for each in brokers]
+            try:
+                await asyncio.gather(*running)
+            finally:
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)

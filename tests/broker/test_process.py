@@ -1,0 +1,150 @@
+"""The broker as a process: woken by the bell, and back after the loss of its session."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from broker.procedures import is_running, prepare, register, seen, send, until_seen
+from database import until
+from notifyq.broker import Broker
+from notifyq.config import BrokerSettings
+from notifyq.events import BrokerLost, BrokerStarted, BrokerStopped, Event, ProcedureFailed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from database import Connection
+
+# So that what wakes a broker can only be the bell.
+DEAF = BrokerSettings.load(poll=timedelta(minutes=10))
+KILLS = (
+    "if messages.dequeue(null::text) = 'die' then "
+    "perform pg_terminate_backend(pg_backend_pid()); perform pg_sleep(5); end if;"
+)
+
+
+@pytest.fixture
+async def app(connection: Connection) -> Connection:
+    await prepare(connection, "s")
+    return connection
+
+
+@asynccontextmanager
+async def serving(
+    dsn: str, events: list[Event], settings: BrokerSettings | None = None
+) -> AsyncIterator[Broker]:
+    async with Broker(dsn, settings=settings, sink=events.append) as broker:
+        task = asyncio.create_task(broker.serve())
+        try:
+            yield broker
+        finally:
+            broker.stop()
+            await task
+
+
+async def pid_of(connection: Connection) -> int | None:
+    pid: int | None = await connection.fetchval("select pid from messages.status_broker()")
+    return pid
+
+
+async def test_a_bell_wakes_it(app: Connection, database: str) -> None:
+    events: list[Event] = []
+    await register(app, "a")
+    await send(app, "before")
+    async with serving(database, events, DEAF):
+        await until_seen(app, "before")
+        assert await is_running(app)
+        for number in range(3):
+            await send(app, str(number))
+            await until_seen(app, str(number))
+    assert not await is_running(app)
+    assert [type(it) for it in events if isinstance(it, BrokerStarted | BrokerStopped)] == [
+        BrokerStarted,
+        BrokerStopped,
+    ]
+
+
+async def test_a_failure_is_an_event_and_other_procedures_go_on(
+    app: Connection, database: str
+) -> None:
+    events: list[Event] = []
+    await register(app, "fails", "raise exception 'no stock';")
+    await register(app, "works")
+    async with serving(database, events):
+        await send(app, "1")
+        await until_seen(app, "1")
+        await until(lambda: _has(events, ProcedureFailed), "the failure is told")
+    [failed] = [it for it in events if isinstance(it, ProcedureFailed)]
+    assert "subscriber fails" in failed.warning
+    assert "app.fails: no stock (SQLSTATE P0001)" in failed.warning
+
+
+async def _has(events: list[Event], kind: type[Event]) -> bool:
+    return any(isinstance(event, kind) for event in events)
+
+
+async def test_it_is_back_after_a_procedure_that_ends_its_session(
+    app: Connection, database: str
+) -> None:
+    events: list[Event] = []
+    await register(app, "kills", KILLS)
+    async with serving(database, events, DEAF):
+        await send(app, "1", "die", "2")
+        await until_seen(app, "1", "2", seconds=5)
+        assert await app.fetchval("select array_agg(message) from messages.dead_message") == ["die"]
+        pid = await pid_of(app)
+        await app.execute("select pg_terminate_backend($1)", pid)
+        await send(app, "3")
+        await until_seen(app, "3", seconds=5)
+        assert await pid_of(app) != pid
+    assert len([it for it in events if isinstance(it, BrokerLost)]) >= 4
+    assert await seen(app) == ["1", "2", "3"]
+
+
+async def test_it_is_stopped_by_a_call(app: Connection, database: str) -> None:
+    async with Broker(database) as broker:
+        task = asyncio.create_task(broker.serve())
+        await until(lambda: is_running(app), "it runs")
+        async with asyncio.timeout(3):
+            assert await app.fetchval("select messages.stop_broker()")
+            await task
+    assert not await is_running(app)
+
+
+async def test_a_call_also_stops_one_in_a_long_procedure(app: Connection, database: str) -> None:
+    events: list[Event] = []
+    await register(app, "long", "perform pg_sleep(60);")
+    async with Broker(database, sink=events.append) as broker:
+        task = asyncio.create_task(broker.serve())
+        await send(app, "1")
+
+        async def is_busy() -> bool:
+            return bool(
+                await app.fetchval(
+                    "select count(*) from pg_stat_activity where wait_event = 'PgSleep' "
+                    "and pid = (messages.status_broker()).pid"
+                )
+            )
+
+        await until(is_busy, "the procedure runs")
+        async with asyncio.timeout(5):
+            await app.execute("select messages.stop_broker(patience => '0.1 s')")
+            await task
+    assert not await is_running(app)
+    assert await seen(app) == []
+
+
+async def test_a_second_one_of_the_role_is_refused(app: Connection, database: str) -> None:
+    async with Broker(database):
+        assert await is_running(app)
+        with pytest.raises(asyncpg.ObjectInUseError, match="runs in this database already"):
+            async with Broker(database):
+                pass
+    async with Broker(database):
+        assert await is_running(app)

@@ -1,0 +1,149 @@
+"""Procedures run as who registered them: nobody can have one run with rights that are another's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from broker.procedures import drain
+from security.conftest import role_name
+
+if TYPE_CHECKING:
+    from database import Connection
+    from security.conftest import Enter
+
+Denied = asyncpg.InsufficientPrivilegeError
+
+TELL = "insert into shared.told values (session_user, current_user)"
+
+
+@pytest.fixture
+async def shared(connection: Connection) -> Connection:
+    """Give a superuser's session; a schema where all may create, with a table for all."""
+    await connection.execute("""
+        create schema shared;
+        grant create, usage on schema shared to public;
+        create table shared.told (of name, by name);
+        grant insert on shared.told to public;
+        select messages.create_stream('s');
+    """)
+    return connection
+
+
+async def test_each_broker_calls_what_its_role_has_registered(
+    shared: Connection, enter: Enter
+) -> None:
+    worker = await enter("worker")
+    for each, name in ((worker, "of_worker"), (shared, "of_admin")):
+        await each.execute(f"create procedure shared.{name}() language sql as '{TELL}'")
+        await each.execute("select messages.register('s', $1, $2)", name, f"shared.{name}")
+    await shared.execute("select messages.publish('s', '1')")
+    await drain(worker)
+    told = "select * from shared.told"
+    assert [tuple(it) for it in await shared.fetch(told)] == [(role_name("worker"),) * 2]
+    await drain(shared)
+    assert [tuple(it) for it in await shared.fetch(told)][1:] == [("postgres", "postgres")]
+
+
+async def test_a_session_that_has_taken_on_a_role_is_no_broker_of_it(
+    shared: Connection,
+) -> None:
+    """Its procedures could take the other role off again."""
+    await shared.execute(f"set role {role_name('worker')}")
+    with pytest.raises(Denied, match="must be a session of that role"):
+        await drain(shared)
+    await shared.execute("reset role")
+
+
+async def test_code_that_others_run_cannot_register_for_them(
+    shared: Connection, enter: Enter
+) -> None:
+    """ANALYZE by a superuser runs the expression of an index as the owner of the table."""
+    worker = await enter("worker")
+    await worker.execute("""
+        create procedure shared.evil() language sql as 'select';
+        create table shared.bait (a integer);
+        insert into shared.bait values (1);
+        create function shared.trap(a integer) returns integer language plpgsql immutable as $$
+        begin
+          if session_user = 'postgres' then
+            perform messages.register('s', 'evil', 'shared.evil');
+          end if;
+          return a;
+        end $$;
+        create index on shared.bait (shared.trap(a));
+    """)
+    await shared.execute("analyze shared.bait")
+    assert await shared.fetch("select registrar from messages.subscriber_procedure") in (
+        [],
+        [(role_name("worker"),)],
+    )
+
+
+async def test_a_procedure_that_another_has_put_in_the_place_is_not_called(
+    shared: Connection, enter: Enter
+) -> None:
+    worker, mallory = await enter("worker"), await enter("mallory")
+    await shared.execute("create procedure shared.mine() language sql as 'select'")
+    await shared.execute("grant execute on procedure shared.mine() to public")
+    await worker.execute("select messages.register('s', 'mine', 'shared.mine')")
+    await shared.execute("select messages.publish('s', '1')")
+    await shared.execute("drop procedure shared.mine()")
+    await mallory.execute(f"create procedure shared.mine() language sql as '{TELL}'")
+    await drain(worker)
+    assert await shared.fetchval("select count(*) from shared.told") == 0
+    [obstacle] = await worker.fetchval("select obstacles from messages.status_broker()")
+    assert f"belongs to {role_name('mallory')} now" in obstacle
+
+
+async def test_what_another_has_registered_is_not_ours(shared: Connection, enter: Enter) -> None:
+    worker, mallory = await enter("worker"), await enter("mallory")
+    await shared.execute("create procedure shared.p() language sql as 'select'")
+    await shared.execute("select messages.register('s', 'p', 'shared.p')")
+    for statement in (
+        "select messages.unregister('s', 'p')",
+        "select messages.want_broker('postgres', false)",
+        "select messages.stop_broker('postgres')",
+    ):
+        with pytest.raises(Denied):
+            await worker.execute(statement)
+        with pytest.raises(Denied):
+            await mallory.execute(statement)
+    [subscription] = await shared.fetchrow(  # type: ignore[misc]
+        "select subscription from messages.subscriber_procedure"
+    )
+    assert not await worker.fetchval("select messages.broker_note($1, 1, 1, null)", subscription)
+    await worker.execute("select messages.broker_done($1, 1, 9, 9, 9, true)", subscription)
+    assert await shared.fetchval("select handled from messages.subscriber_procedure") == 0
+
+
+async def test_whoever_takes_the_keys_of_a_broker_stops_nothing(
+    shared: Connection, enter: Enter
+) -> None:
+    worker, mallory = await enter("worker"), await enter("mallory")
+    for key in (7305427011, 7305427012):
+        await mallory.execute(
+            "select pg_advisory_lock(hashtextextended($1, $2))", role_name("worker"), key
+        )
+    await worker.execute(f"create procedure shared.p() language sql as '{TELL}'")
+    await worker.execute("select messages.register('s', 'p', 'shared.p')")
+    await shared.execute("select messages.publish('s', '1')")
+    assert not await drain(worker)
+    assert await shared.fetchval("select count(*) from shared.told") == 1
+
+
+async def test_a_stream_with_grants_is_for_those_who_have_them(
+    shared: Connection, enter: Enter
+) -> None:
+    worker = await enter("worker")
+    await shared.execute("create procedure shared.p() language sql as 'select'")
+    await shared.execute("grant execute on procedure shared.p() to public")
+    await worker.execute("select messages.register('s', 'p', 'shared.p')")
+    await shared.execute("select messages.grant_queue('s', $1)", role_name("billing"))
+    with pytest.raises(Denied):
+        await worker.execute("select messages.register('s', 'q', 'shared.p')")
+    await shared.execute("select messages.publish('s', '1')")
+    await drain(worker)
+    assert await shared.fetchval("select handled from messages.subscriber_procedure") == 0
