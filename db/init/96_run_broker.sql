@@ -177,7 +177,7 @@ begin
             -- fail_event() writes it to the log.
             v_reason := pg_catalog.format('%I.%I: %s (SQLSTATE %s), %s', v_turn.procedure[1],
               v_turn.procedure[2], v_message, v_state,
-              pg_catalog.split_part(v_context, E'\n', 1));
+              pg_catalog.split_part(v_context, pg_catalog.chr(10), 1));
         end;
         -- What a procedure leaves behind is not for the next one, nor for us.
         perform pg_catalog.set_config('notifyq.event', '', false);
@@ -207,3 +207,7 @@ begin
   end loop;
 end;
 $$;
+comment on procedure messages.run_broker(interval, boolean) is
+  'Be the broker of the role of this session: call the procedures that it has registered, for each '
+  'event that their subscribers see, in short transactions. Without idle until stop_broker(), else '
+  'until there was nothing to do for so long; stopped tells which. SQLSTATE 55006 if one runs.';

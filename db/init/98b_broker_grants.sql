@@ -25,7 +25,7 @@ begin
     messages.start_broker(),
     messages.stop_broker(text, interval)
     to notifyq_worker, notifyq_admin;
-  grant execute on procedure messages.run_broker(interval, boolean)
+  grant execute on routine messages.run_broker(interval, boolean)
     to notifyq_worker, notifyq_admin;
   grant execute on function messages.status_broker(text)
     to notifyq_worker, notifyq_reader, notifyq_admin;

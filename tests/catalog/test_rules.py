@@ -124,9 +124,9 @@ async def test_no_sql_is_built_from_a_text(connection: Connection) -> None:
     )
     assert found
     for name, source in found:
-        code = re.sub(r"--[^\n]*", "", source)
+        code = re.sub(r"--[^\n]*|'execute'", "", source)  # or the name of a privilege
         for statement in re.findall(r"\bexecute\b(.*?);", code, re.DOTALL | re.IGNORECASE):
-            assert re.match(r"\s+format\(", statement), name
+            assert re.match(r"\s+(pg_catalog\.)?format\(", statement), name
             placeholders = re.findall(r"%(.)", statement)
             assert placeholders, name
             assert set(placeholders) <= {"I", "L"}, name

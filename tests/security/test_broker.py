@@ -132,18 +132,3 @@ async def test_whoever_takes_the_keys_of_a_broker_stops_nothing(
     await shared.execute("select messages.publish('s', '1')")
     assert not await drain(worker)
     assert await shared.fetchval("select count(*) from shared.told") == 1
-
-
-async def test_a_stream_with_grants_is_for_those_who_have_them(
-    shared: Connection, enter: Enter
-) -> None:
-    worker = await enter("worker")
-    await shared.execute("create procedure shared.p() language sql as 'select'")
-    await shared.execute("grant execute on procedure shared.p() to public")
-    await worker.execute("select messages.register('s', 'p', 'shared.p')")
-    await shared.execute("select messages.grant_queue('s', $1)", role_name("billing"))
-    with pytest.raises(Denied):
-        await worker.execute("select messages.register('s', 'q', 'shared.p')")
-    await shared.execute("select messages.publish('s', '1')")
-    await drain(worker)
-    assert await shared.fetchval("select handled from messages.subscriber_procedure") == 0
