@@ -32,7 +32,9 @@ _CRON = """
 create schema cron;
 create function cron.schedule(text, text, text) returns bigint return 1;
 create function cron.schedule_in_database(text, text, text, text) returns bigint return 1;
-create table cron.job (jobid bigint, jobname text, schedule text);
+create function cron.unschedule(bigint) returns boolean return true;
+create table cron.job
+  (jobid bigint, jobname text, schedule text, username text, database text);
 create table cron.job_run_details
   (jobid bigint, status text, return_message text, end_time timestamptz);
 """
