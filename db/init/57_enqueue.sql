@@ -80,14 +80,18 @@ create or replace function messages._payload_type(name text)
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_queue messages.queue := messages._queue(name);
+  v_type text;
 begin
-  if v_queue.payload_type is null then
+  select s.payload_type into v_type from messages.stream as s where s.name = _payload_type.name;
+  if not found then
+    v_type := (messages._queue(name)).payload_type;
+  end if;
+  if v_type is null then
     perform messages._invalid(
-      format('queue %L has no payload_type', name), 'publish JSON with messages.publish()'
+      format('%L has no payload_type', name), 'publish JSON with messages.publish()'
     );
   end if;
-  return v_queue.payload_type;
+  return v_type;
 end;
 $$;
 

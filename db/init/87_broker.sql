@@ -9,7 +9,7 @@
 -- writes:  messages.subscriber_procedure
 -- calls:   messages._caller, messages._obstacle, messages._may, messages._take_place,
 --          messages._is_stopped, messages.next_batch, messages.batch_events, messages.fail_event,
---          messages.finish_batch
+--          messages.finish_batch, messages.value_of
 -- raises:  55006 a broker of the role runs; 55000 outside of a procedure; 42804 another type
 
 create or replace function messages.broker_next(run bigint, after bigint)
@@ -196,20 +196,14 @@ begin
         'the events of stream %L are of type %s, not %s', v_event.stream, v_type, pg_typeof(type)
       );
   end if;
-  -- To read the text of a value runs the checks of its domains, with the rights of our owner.
-  if pg_typeof(type) >= 16384::oid and not exists (
-    select from pg_type as t where t.oid = pg_typeof(dequeue.type) and t.typtype = 'e'
-  ) then
-    raise datatype_mismatch using
-      message = format('an event cannot be read as %s', pg_typeof(type)),
-      hint = 'take dequeue(null::jsonb), and make the value of it';
-  end if;
-  if pg_typeof(type) = 'jsonb'::regtype and v_type is null then
+  if v_type is not null or jsonb_typeof(v_event.message) = 'string' then
+    return messages.value_of(v_event.message, type);
+  elsif pg_typeof(type) = 'jsonb'::regtype then
     execute format('select %L::jsonb', v_event.message) into v_value;
-  else
-    execute format('select %L', v_event.message #>> '{}') into v_value;
+    return v_value;
   end if;
-  return v_value;
+  -- Of a stream of any JSON: what a text of this kind would be.
+  return messages.value_of(to_jsonb(v_event.message #>> '{}'), type);
 end;
 $$;
 comment on function messages.dequeue(anyelement) is

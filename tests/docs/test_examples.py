@@ -145,7 +145,16 @@ def test_the_commands_of_the_reference_work(
     ran = 0
     for line, args in commands(page):
         # These run until they are stopped, have a server of their own, or need another queue.
-        is_long = args[0] in {"worker", "server", "demo", "bench", "chaos", "import", "relay"}
+        is_long = args[0] in {
+            "worker",
+            "broker",
+            "server",
+            "demo",
+            "bench",
+            "chaos",
+            "import",
+            "relay",
+        }
         # And this one wants the app of the examples.
         if is_long or args[:2] in (["dead", "watch"], ["schedules", "apply"], ["stream", "tail"]):
             continue

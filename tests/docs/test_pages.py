@@ -56,11 +56,8 @@ def test_the_readme_is_short_and_has_both_commands() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_message_is_always_called_a_message(page: Path) -> None:
-    said = re.findall(
-        r"\b(?:jobs?|tasks?|leases?|consumers?|brokers?)\b", prose(page), re.IGNORECASE
-    )
-    # The one broker is what people would run instead.
-    assert not said or (page.name, said) == ("README.md", ["broker"])
+    said = re.findall(r"\b(?:jobs?|tasks?|leases?|consumers?)\b", prose(page), re.IGNORECASE)
+    assert said == []
 
 
 def test_no_page_has_a_tab_or_trailing_blanks() -> None:

@@ -76,10 +76,8 @@ async def test_code_that_others_run_cannot_register_for_them(
         create index on shared.bait (shared.trap(a));
     """)
     await shared.execute("analyze shared.bait")
-    assert await shared.fetch("select registrar from messages.subscriber_procedure") in (
-        [],
-        [(role_name("worker"),)],
-    )
+    found = await shared.fetch("select registrar from messages.subscriber_procedure")
+    assert {row["registrar"] for row in found} <= {role_name("worker")}
 
 
 async def test_a_procedure_that_another_has_put_in_the_place_is_not_called(
