@@ -80,16 +80,12 @@ create or replace function messages._payload_type(name text)
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_type text;
+  v_type text := coalesce(
+    (select s.payload_type from messages.stream as s where s.name = _payload_type.name),
+    (messages._queue(name)).payload_type);
 begin
-  select s.payload_type into v_type from messages.stream as s where s.name = _payload_type.name;
-  if not found then
-    v_type := (messages._queue(name)).payload_type;
-  end if;
   if v_type is null then
-    perform messages._invalid(
-      format('%L has no payload_type', name), 'publish JSON with messages.publish()'
-    );
+    perform messages._invalid(format('queue %L has no payload_type', name), 'use publish()');
   end if;
   return v_type;
 end;
