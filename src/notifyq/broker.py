@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("notifyq.broker")
 
 _NAME = "notifyq broker"
+_BROKEN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 _SHORT = 5.0
 """Seconds between two losses from which on the next try need not be delayed."""
 _LONGEST_PAUSE = 5.0
@@ -73,6 +74,7 @@ class Broker:
             await Admin(self._database).check_schema()
             await self._connect()
             with explaining(self._database.dsn):
+                # So that this session has the place also while nothing is there to do.
                 await self._session().fetchval(sql.KEEP_PLACE)
                 await self._run()
                 await self._session().execute(sql.WANT_BROKER)
@@ -126,7 +128,7 @@ class Broker:
             self._wake.clear()
             try:
                 is_stopped = await self._run()
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            except _BROKEN as error:
                 if self._is_stopping():  # which may be why
                     return
                 if is_misfit(error) or isinstance(error, asyncpg.InsufficientPrivilegeError):
@@ -194,6 +196,7 @@ class Broker:
         [where] = await connection.fetch(sql.BROKER_OF)
         self._where = {"role": where["role"], "database": where["database"]}
         connection.add_log_listener(self._hear)
+        connection.add_termination_listener(lambda _: self._wake.set())
         self._sink(BrokerStarted(**self._where, backend_pid=row["pid"], again=again))
 
     def _hear(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:

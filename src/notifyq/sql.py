@@ -153,7 +153,6 @@ where a.pid = $1
   and a.backend_start = $2
 """
 RUN_BROKER = "call messages.run_broker(idle => interval '0')"
-# The place of run_broker(), so that this session has it also while nothing is there to do.
 KEEP_PLACE = "select pg_try_advisory_lock(hashtextextended(session_user, 7305427011))"
 WANT_BROKER = "select messages.want_broker(role => session_user, wanted => true)"
 BROKER_OF = "select session_user::text as role, current_database()::text as database"
