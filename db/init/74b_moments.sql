@@ -34,12 +34,13 @@ $$;
 -- The same snapshot, which says of every number below `until` that it is not over.
 create or replace function messages._until(snapshot pg_snapshot, until xid8)
   returns pg_snapshot
-  language sql
+  language plpgsql
   immutable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select case
+begin
+  return case
     when until > pg_snapshot_xmax(snapshot) then concat(
       pg_snapshot_xmin(snapshot), ':', until, ':', (
         select string_agg(x.xid::text, ',' order by x.xid)
@@ -55,29 +56,36 @@ as $$
     )::pg_snapshot
     else snapshot
   end;
+end;
 $$;
 
 -- How many transactions are over in a snapshot. Of two snapshots of one server the later one sees
 -- all that the earlier one does, so this number tells which is which.
 create or replace function messages._passed(snapshot pg_snapshot)
   returns bigint
-  language sql
+  language plpgsql
   immutable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select pg_snapshot_xmax(snapshot)::text::bigint
+begin
+  return pg_snapshot_xmax(snapshot)::text::bigint
     - (select count(*) from pg_snapshot_xip(snapshot));
+end;
 $$;
 
 create or replace function messages._last_event_id()
   returns bigint
-  language sql
+  language plpgsql
   volatile
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select case when s.is_called then s.last_value else 0 end from messages.event_id_seq as s;
+begin
+  return (
+    select case when s.is_called then s.last_value else 0 end from messages.event_id_seq as s
+  );
+end;
 $$;
 
 -- The last id that was given, before this transaction has a number: whoever gets a larger one gets

@@ -13,42 +13,50 @@
 -- The segments that hold, or may hold, events of a batch.
 create or replace function messages._segments(batch messages.batch)
   returns bigint[]
-  language sql
+  language plpgsql
   stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select coalesce(array_agg(s.id order by s.id), '{}')
-  from messages.segment as s
-  where s.stream = (
-      select u.stream from messages.subscription as u where u.id = batch.subscription
-    )
-    and s.low < batch.upto_high
-    and (s.sealed is null or messages._passed(s.sealed) > messages._passed(batch.seen));
+begin
+  return (
+    select coalesce(array_agg(s.id order by s.id), '{}')
+    from messages.segment as s
+    where s.stream = (
+        select u.stream from messages.subscription as u where u.id = batch.subscription
+      )
+      and s.low < batch.upto_high
+      and (s.sealed is null or messages._passed(s.sealed) > messages._passed(batch.seen))
+  );
+end;
 $$;
 
 -- Of transactions that `seen` saw running, and that `upto` sees over.
 create or replace function messages._late(batch messages.batch)
   returns xid8[]
-  language sql
+  language plpgsql
   immutable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select array(
+begin
+  return array(
     select pg_snapshot_xip(batch.seen) except select pg_snapshot_xip(batch.upto)
   );
+end;
 $$;
 
 -- The table of a segment.
 create or replace function messages._event_table(segment bigint)
   returns text
-  language sql
+  language plpgsql
   immutable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select 'event_' || segment;
+begin
+  return 'event_' || segment;
+end;
 $$;
 
 -- The first ids of a batch's events that are in one segment. The condition on the number is none
@@ -86,9 +94,14 @@ begin
 end;
 $$;
 
--- Whether transactions that ran when the window began have left events to it.
-create or replace function messages._has_late(batch messages.batch)
-  returns boolean
+-- Whether a window has events of transactions that ran when it began (late), and of those that
+-- began in it (fresh). Numbers of transactions that still run are passed over: however much one of
+-- those has written, it is not looked at.
+create or replace function messages._look_ahead(
+  batch messages.batch,
+  out late boolean,
+  out fresh boolean
+)
   language plpgsql
   stable
   security definer
@@ -99,40 +112,6 @@ create or replace function messages._has_late(batch messages.batch)
 as $$
 declare
   v_late xid8[] := messages._late(batch);
-  v_table text;
-  v_is_there boolean := false;
-begin
-  if v_late = '{}' then
-    return false;
-  end if;
-  for v_table in
-    select messages._event_table(s.id) from unnest(messages._segments(batch)) as s (id)
-  loop
-    execute format(
-      'select exists ('
-      '  select from unnest(%L::xid8[]) as l (xid) join messages.%I as e on e.xid = l.xid'
-      ')', v_late, v_table
-    )
-    into v_is_there;
-    exit when v_is_there;
-  end loop;
-  return v_is_there;
-end;
-$$;
-
--- Whether a window has any event of a transaction that began in it. Numbers of running transactions
--- are passed over: however much one of those has written, it is not looked at.
-create or replace function messages._has_main(batch messages.batch)
-  returns boolean
-  language plpgsql
-  stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
-as $$
-declare
   v_running xid8[] := array(
     select x.xid from pg_snapshot_xip(batch.upto) as x (xid)
     where x.xid >= pg_snapshot_xmax(batch.seen)
@@ -142,23 +121,29 @@ declare
   v_befores xid8[] := v_before || v_running;
   v_untils xid8[] := v_running || pg_snapshot_xmax(batch.upto);
   v_table text;
-  v_is_there boolean := false;
+  v_has_late boolean;
+  v_has_fresh boolean;
 begin
+  late := false;
+  fresh := false;
   for v_table in
     select messages._event_table(s.id) from unnest(messages._segments(batch)) as s (id)
   loop
     execute format(
       'select exists ('
+      '  select from unnest(%L::xid8[]) as l (xid) join messages.%I as e on e.xid = l.xid'
+      '), exists ('
       '  select from unnest(%L::xid8[], %L::xid8[]) as s (before, until)'
       '  cross join lateral ('
       '    select from messages.%I as e where e.xid > s.before and e.xid < s.until limit 1'
       '  ) as e'
-      ')', v_befores, v_untils, v_table
+      ')', v_late, v_table, v_befores, v_untils, v_table
     )
-    into v_is_there;
-    exit when v_is_there;
+    into v_has_late, v_has_fresh;
+    late := late or v_has_late;
+    fresh := fresh or v_has_fresh;
+    exit when late;
   end loop;
-  return v_is_there;
 end;
 $$;
 
@@ -169,12 +154,14 @@ create or replace function messages._ahead(
   out there bigint,
   out last_id bigint
 )
-  language sql
+  language plpgsql
   stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
+begin
   select count(*), max(a.id)
+  into there, last_id
   from (
     select i.id
     from unnest(messages._segments(batch)) as s (id)
@@ -182,4 +169,5 @@ as $$
     order by i.id
     limit quantity
   ) as a;
+end;
 $$;

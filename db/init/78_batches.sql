@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.batch
 -- calls:   messages._stream, messages._check_access, messages._moment, messages._until,
---          messages._passed, messages._has_main, messages._has_late, messages._ahead
+--          messages._passed, messages._look_ahead, messages._ahead
 -- raises:  NQ020 stream not found, NQ021 subscription not found, NQ022 batch not open
 
 create or replace function messages._subscription(stream text, subscriber text)
@@ -36,13 +36,15 @@ $$;
 
 create or replace function messages._is_open(batch messages.batch)
   returns boolean
-  language sql
+  language plpgsql
   stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select batch.kind <> 'position'
+begin
+  return batch.kind <> 'position'
     and not exists (select from messages.batch_end as e where e.batch = batch.id);
+end;
 $$;
 
 create or replace function messages._batch(id bigint)
@@ -132,6 +134,8 @@ declare
   v_newest messages.tick;
   v_there bigint;
   v_last bigint;
+  v_late boolean;
+  v_fresh boolean;
 begin
   v_next.kind := 'events';
   v_next.last_id := v_next.upto_high;
@@ -174,16 +178,14 @@ begin
     end if;
     v_next.last_id := v_next.upto_high;
     v_next.is_last := true;
-    if messages._has_late(v_next) then
-      select a.there, a.last_id into v_there, v_last from messages._ahead(v_next, quantity) as a;
-    elsif messages._has_main(v_next) then
-      -- So few ids were given meanwhile that they need not be counted.
-      v_there := v_next.upto_high - v_next.seen_low;
-      if v_there > quantity then
-        select a.there, a.last_id into v_there, v_last from messages._ahead(v_next, quantity) as a;
-      end if;
-    elsif v_tick.id is null then
+    select a.late, a.fresh into v_late, v_fresh from messages._look_ahead(v_next) as a;
+    if not (v_late or v_fresh or v_tick.id is not null) then
       return null;
+    end if;
+    -- So few ids were given meanwhile that events need not be counted?
+    v_there := v_next.upto_high - v_next.seen_low;
+    if v_late or (v_fresh and v_there > quantity) then
+      select a.there, a.last_id into v_there, v_last from messages._ahead(v_next, quantity) as a;
     end if;
   end if;
   v_next.is_last := v_there is null or v_there < quantity or v_last is null;

@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.tick; notifies new_event
 -- calls:   messages._stream, messages._invalid, messages._moment, messages._fresh_low,
---          messages._here, messages._is_known, messages._ring_stream
+--          messages._ring_stream
 -- raises:  NQ003 invalid argument, NQ020 stream not found, NQ903 not adopted
 
 -- A snapshot means nothing on a server that did not take it: there, what was seen would come again,
@@ -21,7 +21,11 @@ begin
       pg_snapshot_xmax(pg_current_snapshot()),
       (pg_current_xact_id_if_assigned()::text::bigint + 1)::text::xid8
     )
-    or not messages._is_known(messages._here())
+    or not exists (
+      select from messages.origin as o
+      where o.epoch = (select max(l.epoch) from messages.origin as l)
+        and o.system_identifier = (select s.system_identifier from pg_control_system() as s)
+    )
   then
     raise exception using
       errcode = 'NQ903',

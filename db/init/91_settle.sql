@@ -37,17 +37,19 @@ $$;
 
 create or replace function messages._has_outcome(batch messages.batch, event bigint)
   returns boolean
-  language sql
+  language plpgsql
   stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select exists (
+begin
+  return exists (
     select from messages.event_retry as r
     where r.subscription = batch.subscription
       and r.event_id = event
       and (r.batch is distinct from batch.id or r.due_at is null)
   );
+end;
 $$;
 
 create or replace function messages.retry_event(

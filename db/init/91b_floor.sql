@@ -8,26 +8,30 @@
 -- How far a subscription has come for good: whatever passed before is needed by it no more.
 create or replace function messages._floor(subscription bigint)
   returns bigint
-  language sql
+  language plpgsql
   stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select min(
-    messages._passed(
-      case when b.kind = 'position' or (b.is_last and e.batch is not null) then b.upto
-      else b.seen end
-    )
-  )
-  from messages.batch as b
-  left join messages.batch_end as e on e.batch = b.id
-  where b.subscription = _floor.subscription
-    and (
-      (b.kind <> 'position' and e.batch is null)
-      or b.previous = (
-        select max(l.previous) from messages.batch as l where l.subscription = _floor.subscription
+begin
+  return (
+    select min(
+      messages._passed(
+        case when b.kind = 'position' or (b.is_last and e.batch is not null) then b.upto
+        else b.seen end
       )
-    );
+    )
+    from messages.batch as b
+    left join messages.batch_end as e on e.batch = b.id
+    where b.subscription = _floor.subscription
+      and (
+        (b.kind <> 'position' and e.batch is null)
+        or b.previous = (
+          select max(l.previous) from messages.batch as l where l.subscription = _floor.subscription
+        )
+      )
+  );
+end;
 $$;
 
 -- Whether a subscription may have events of a sealed segment to read. One that has read all there
