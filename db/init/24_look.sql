@@ -11,7 +11,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.message (row locks; state of what is due)
--- calls:   messages._stage, messages._needs_row, messages._matches
+-- calls:   messages._needs_row, messages._matches, messages._is_indexed,
+--          messages._found_by_index
 -- raises:  nothing
 
 -- How much this session has read in the indexes of what waits and what is scheduled. An entry
@@ -134,7 +135,7 @@ declare
   v_work bigint := -messages._work_done();
   v_rest bigint;
   v_ids bigint[] := array[]::bigint[];
-  v_needs_row boolean := messages._needs_row(filter);
+  v_needs_row boolean := filter is not null and messages._needs_row(filter);
 begin
   if v_is_full then
     if exists (
@@ -151,6 +152,17 @@ begin
     v_highest := v_place[3]::integer;
     v_lowest := v_highest;
     v_after := v_place[4];
+  end if;
+  if filter is not null and messages._is_indexed(filter) then
+    v_ids := messages._found_by_index(queue, quantity, filter);
+    return array(
+      select m.id
+      from unnest(v_ids) with ordinality as f (id, place)
+      join messages.message as m on m.id = f.id and (m.state = 'waiting') is true
+      order by f.place
+      limit quantity
+      for update of m skip locked
+    );
   end if;
   loop
     v_ids := v_ids || array(

@@ -5,8 +5,8 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._invalid, messages._queue, messages.claim, messages._check_limits
--- raises:  NQ001 queue not found, NQ003 invalid argument
+-- calls:   messages._invalid
+-- raises:  NQ003 invalid argument
 
 -- Whether a filter needs more than the payload: one with variables, or with instants, which an
 -- operator would not compare with dates.
@@ -19,6 +19,89 @@ create or replace function messages._needs_row(filter jsonpath)
 as $$
   -- As the server writes a path, each name is quoted.
   select filter::text ~ '\$"|\.datetime\(';
+$$;
+
+-- Whether somebody has made an index that finds messages by what is in them, and it can help: with
+-- values that the filter names, in the payload.
+create or replace function messages._is_indexed(filter jsonpath)
+  returns boolean
+  language sql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select filter::text ~ ' == ' and not messages._needs_row(filter) and exists (
+    select
+    from pg_index as x
+    join pg_class as c on c.oid = x.indexrelid
+    join pg_am as a on a.oid = c.relam and a.amname = 'gin'
+    where x.indrelid = 'messages.message'::regclass
+      and x.indisvalid
+  );
+$$;
+
+-- All that a filter matches. It is a constant of the plan, else no index could be used for it, and
+-- the rest of the condition is written so that the index of what waits looks no better.
+create or replace function messages._matching(queue text, filter jsonpath)
+  returns bigint[]
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_indexscan = off
+  -- Which _look() has switched off, and that holds for what it calls.
+  set enable_bitmapscan = on
+  set jit = off
+as $$
+declare
+  v_ids bigint[];
+begin
+  execute format(
+    'select array_agg(m.id) from messages.message as m where m.message @@ %L::jsonpath '
+    'and m.state = %L and concat(m.queue) = %L',
+    filter, 'waiting', queue
+  ) into v_ids;
+  return v_ids;
+end;
+$$;
+
+-- The ids of messages that match, in the order in which they are handed out. An index knows no
+-- order, so all of them have to be found: only where the first ones do not give enough.
+create or replace function messages._found_by_index(
+  queue text, quantity integer, filter jsonpath
+)
+  returns bigint[]
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_sort = on
+  set jit = off
+as $$
+declare
+  v_ids bigint[];
+begin
+  with first as materialized (
+    select m.id, m.message
+    from messages.message as m
+    where m.queue = _found_by_index.queue
+      and m.state = 'waiting'
+    order by m.priority desc, m.id
+    limit 200
+  )
+  select array_agg(f.id) into v_ids from first as f where f.message @@ filter;
+  if cardinality(v_ids) < quantity is not false then
+    v_ids := messages._matching(queue, filter);
+  end if;
+  return array(
+    select m.id
+    from messages.message as m
+    where m.id = any (v_ids)
+    order by m.priority desc, m.id
+  );
+end;
 $$;
 
 create or replace function messages._matches(message messages.message, filter jsonpath)
@@ -77,68 +160,5 @@ begin
       'a filter is a predicate: write exists(...) around it, or $.n < 3'
     );
   end if;
-end;
-$$;
-
--- One claim of several queues with a filter for each: what is first in the list goes first, and a
--- queue may be there more than once.
-create or replace function messages._claim_each(
-  queues text[],
-  filters jsonpath[],
-  quantity integer,
-  lock_timeout interval,
-  worker text,
-  thorough boolean,
-  max_attempts integer[]
-)
-  returns setof messages.message
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-declare
-  v_left integer := quantity;
-  v_count integer;
-begin
-  perform messages._check_filters(queues, filters);
-  perform messages._queue(u.name) from unnest(queues) as u (name);
-  if max_attempts is not null then
-    perform messages._check_limits(queues, max_attempts);
-  end if;
-  for v_place in 1 .. cardinality(queues) loop
-    return query
-    select c.*
-    from messages.claim(
-      array[queues[v_place]], v_left, lock_timeout, worker, filters[v_place], thorough,
-      case when max_attempts is not null then array[max_attempts[v_place]] end
-    ) as c;
-    get diagnostics v_count = row_count;
-    v_left := v_left - v_count;
-    exit when v_left = 0;
-  end loop;
-end;
-$$;
-
-create or replace function messages._check_filters(queues text[], filters jsonpath[])
-  returns void
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-begin
-  if queues is null or queues = '{}' or array_position(queues, null) is not null then
-    perform messages._invalid('queues must name at least one queue');
-  end if;
-  if filters is not null and cardinality(filters) <> cardinality(queues) then
-    perform messages._invalid(
-      format(
-        'there are %s filters for %s queues', cardinality(filters), cardinality(queues)
-      ),
-      'give one for each queue in the list, null for none'
-    );
-  end if;
-  perform messages._check_filter(f.filter)
-  from unnest(filters) as f (filter)
-  where f.filter is not null;
 end;
 $$;

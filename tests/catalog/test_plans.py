@@ -18,6 +18,11 @@ CALLS = {
     "claim": "select * from messages.claim(quantity => 10)",
     "claim of a queue": "select * from messages.claim(array['default'], 10)",
     "claim with a filter": "select * from messages.claim(quantity => 10, filter => '$ >= 0')",
+    "claim with a filter over attributes": "select * from messages.claim("
+    "quantity => 10, filter => '$priority >= 0')",
+    "claim with filters": "select * from messages.claim(array['default', 'default'], 10, "
+    "filters => array['$ == 5', null]::jsonpath[])",
+    "claim_owned": "select * from messages.claim_owned(array['default'])",
     "thorough claim": "select * from messages.claim(quantity => 10, thorough => true)",
     "claim of many queues": "select * from messages.claim("
     "array_fill('default'::text, array[21]), 10)",

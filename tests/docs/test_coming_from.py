@@ -8,7 +8,12 @@ import pytest
 
 from database import ROOT
 
-PROMISES = {"listen-notify": ("o", 23), "pgq": ("p", 30)}
+PROMISES = {
+    "listen-notify": ("o", 23),
+    "pgq": ("p", 30),
+    "q4m": ("m", 26),
+    "skip-locked": ("d", 13),
+}
 
 
 @pytest.mark.parametrize("page", PROMISES)

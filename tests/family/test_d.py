@@ -1,0 +1,201 @@
+"""Promises D1 to D13: a queue by SKIP LOCKED in the caller's transaction (Devious SQL)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from database import Connect, Connection, publish, rows, terminate, value
+
+if TYPE_CHECKING:
+    from family.conftest import Mortal
+
+ARTICLE = """
+    delete from messages.message
+    using (
+      select id from messages.message
+      where queue = 'default' and state = 'waiting'
+      order by priority desc, id
+      limit $1
+      for update skip locked
+    ) as picked
+    where message.id = picked.id
+    returning message.id
+"""
+
+
+async def take(connection: Connection, quantity: int, queue: str = "default") -> list[int]:
+    return [row["id"] for row in await rows(connection, "take", queue=queue, quantity=quantity)]
+
+
+async def test_d1_an_insert_sends_and_outlives_a_crash(mortal: Mortal) -> None:
+    connection = await mortal.connect()
+    ids = await connection.fetch(
+        "insert into messages.message (message) values ('1'), ('2') returning id"
+    )
+    await mortal.crash()
+    assert await take(await mortal.connect(), 9) == [row["id"] for row in ids]
+
+
+async def test_d2_two_that_take_at_once_get_other_ones_and_do_not_wait(
+    connection: Connection, connect: Connect
+) -> None:
+    other = await connect()
+    ids = await publish(connection, 20)
+    async with connection.transaction(), other.transaction():
+        assert await take(connection, 10) == ids[:10]
+        await other.execute("set lock_timeout = '90ms'")
+        assert await take(other, 10) == ids[10:]
+
+
+async def test_d3_a_second_take_does_not_wait(connection: Connection, connect: Connect) -> None:
+    other = await connect()
+    await publish(connection, 1)
+    async with connection.transaction():
+        await take(connection, 1)
+        await other.execute("set lock_timeout = '1ms'")
+        assert await take(other, 1) == []
+
+
+async def test_d4_as_many_as_there_are(connection: Connection) -> None:
+    ids = await publish(connection, 3)
+    assert await take(connection, 10) == ids
+    assert await take(connection, 10) == []
+
+
+async def test_d5_a_rollback_or_a_lost_connection_puts_all_back(
+    connection: Connection, connect: Connect
+) -> None:
+    ids = await publish(connection, 10)
+    doomed = await connect()
+    for end in ("rollback", "lost"):
+        await doomed.execute("begin")
+        assert await take(doomed, 10) == ids
+        if end == "rollback":
+            await doomed.execute("rollback")
+        else:
+            await terminate(connection, doomed)
+    assert await take(connection, 10) == ids
+    assert await rows(connection, "message_list") == []
+
+
+async def test_d6_nothing_is_lost_or_doubled_by_rollbacks(
+    connection: Connection, connect: Connect
+) -> None:
+    ids = await publish(connection, 200)
+    committed: list[int] = []
+
+    async def work(session: Connection, seed: int) -> None:
+        dice = random.Random(seed)
+        while True:
+            transaction = session.transaction()
+            await transaction.start()
+            taken = await take(session, dice.randint(1, 9))
+            await asyncio.sleep(0)
+            if dice.random() < 0.3:
+                await transaction.rollback()
+                continue
+            await transaction.commit()
+            committed.extend(taken)
+            if not taken and len(committed) >= len(ids):
+                return
+
+    sessions = [await connect() for _ in range(4)]
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(work(session, n) for n, session in enumerate(sessions)))
+    assert sorted(committed) == ids
+
+
+@pytest.mark.parametrize("by", ["take", "the article"])
+async def test_d7_it_goes_beside_claims_and_owners(
+    connection: Connection, connect: Connect, by: str
+) -> None:
+    ids = await publish(connection, 6)
+    owner, worker = await connect(), await connect()
+    await owner.fetch("call messages.wait(array['default'], '0')")
+    assert [row["id"] for row in await rows(worker, "claim", quantity=2)] == ids[1:3]
+    async with connection.transaction():
+        if by == "take":
+            assert await take(connection, 2) == ids[3:5]
+        else:
+            assert [row["id"] for row in await connection.fetch(ARTICLE, 2)] == ids[3:5]
+        await rows(worker, "maintain")
+        assert [row["id"] for row in await rows(worker, "claim", quantity=9)] == ids[5:]
+    assert await owner.fetchval("select messages.finish_owned()")
+    for token, id_ in ((1, ids[1]), (1, ids[2]), (1, ids[5])):
+        assert await value(worker, "finish", id=id_, lock_token=token)
+    archived = {row["id"] for row in await rows(connection, "archive_list")}
+    assert archived == set(ids) - (set() if by == "take" else set(ids[3:5]))
+
+
+async def test_d8_the_number_is_free(connection: Connection) -> None:
+    ids = await publish(connection, 1200)
+    assert await take(connection, 1) == ids[:1]
+    assert await take(connection, 10) == ids[1:11]
+    assert await take(connection, 1000) == ids[11:1011]
+
+
+@pytest.mark.parametrize("forbidden", ["hashjoin,mergejoin,material", "nestloop", "indexscan"])
+async def test_d9_exactly_that_many_under_any_plan(connection: Connection, forbidden: str) -> None:
+    await publish(connection, 300)
+    for method in forbidden.split(","):
+        await connection.execute(f"set enable_{method} = off")
+    for _ in range(10):
+        assert len(await take(connection, 10)) == 10
+    assert await connection.fetchval("select count(*) from messages.message") == 200
+
+
+async def test_d10_in_the_order_of_ids_wherever_the_rows_lie(connection: Connection) -> None:
+    ids = await publish(connection, 1000)
+    await connection.execute("delete from messages.message where id % 2 = 0")
+    await connection.execute("vacuum messages.message")
+    ids = [id_ for id_ in ids if id_ % 2] + await publish(connection, 500)
+    assert await take(connection, 1000) == ids
+
+
+async def test_d11_by_queue_and_by_priority(connection: Connection) -> None:
+    await value(connection, "create_queue", name="topic")
+    await publish(connection, 2)
+    low, high = [
+        await value(connection, "publish", queue="topic", message=1, priority=priority)
+        for priority in (1, 2)
+    ]
+    assert await take(connection, 9, "topic") == [high, low]
+
+
+async def test_d12_what_was_taken_makes_room_for_what_comes(connection: Connection) -> None:
+    sizes = []
+    for _ in range(6):
+        await publish(connection, 2000)
+        await take(connection, 2000)
+        await connection.execute("vacuum messages.message")
+        sizes.append(await connection.fetchval("select pg_total_relation_size('messages.message')"))
+    assert sizes[-1] <= sizes[1] * 1.1
+    options = await connection.fetchval(
+        "select reloptions from pg_class where oid = 'messages.message'::regclass"
+    )
+    assert "autovacuum_vacuum_scale_factor=0.01" in options
+
+
+async def test_d13_an_open_take_stops_nobody(connection: Connection, connect: Connect) -> None:
+    other = await connect()
+    await other.execute("set lock_timeout = '500ms'")
+
+    async def work() -> float:
+        began = time.monotonic()
+        for _ in range(30):
+            await publish(other, 10)
+            assert len(await take(other, 10)) == 10
+        return time.monotonic() - began
+
+    await publish(connection, 10)
+    alone = min([await work() for _ in range(2)])
+    async with connection.transaction():
+        await take(connection, 10)
+        beside = min([await work() for _ in range(2)])
+    # A bound that a loaded machine keeps: what waits for the other takes for ever.
+    assert beside < 5 * alone + 0.5
