@@ -166,14 +166,19 @@ begin
     perform set_config('notifyq.owners_looked', v_now::text, false);
   end if;
   for v_place in 1 .. cardinality(queues) loop
-    -- One that was dropped meanwhile may be made again.
-    continue when is_again and not exists (
-      select from messages.queue as q where q.name = queues[v_place]
-    );
-    select c.id, c.lock_token, c.queue, c.message
-    into claim_owned.id, claim_owned.lock_token, claim_owned.queue, claim_owned.message
-    from messages.claim(array[queues[v_place]], filter => filters[v_place]) as c;
-    continue when not found;
+    begin
+      select c.id, c.lock_token, c.queue, c.message
+      into claim_owned.id, claim_owned.lock_token, claim_owned.queue, claim_owned.message
+      from messages.claim(array[queues[v_place]], filter => filters[v_place]) as c;
+    exception
+      when sqlstate 'NQ001' then
+        if not is_again then
+          raise;
+        end if;
+        -- One that was dropped meanwhile may be made again.
+        continue;
+    end;
+    continue when claim_owned.id is null;
     update messages.message as m
     set lock_expires_at = 'infinity',
       locked_by = format('%s:%s', coalesce(worker, 'session'), messages._own_session())
