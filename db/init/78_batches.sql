@@ -77,20 +77,6 @@ begin
 end;
 $$;
 
--- Held to the end of the transaction by whoever settles it or an event of it: two sessions that
--- work on the same batch would wait for each other's events.
-create or replace function messages._hold_batch(id bigint)
-  returns messages.batch
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-begin
-  perform from messages.batch as b where b.id = _hold_batch.id for no key update;
-  return messages._batch(id);
-end;
-$$;
-
 create or replace function messages._open_batch(id bigint)
   returns messages.batch
   language plpgsql

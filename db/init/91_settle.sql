@@ -2,10 +2,24 @@
 --
 -- owns:    nothing
 -- writes:  messages.event_retry
--- calls:   messages._hold_batch, messages._open_batch, messages._events, messages.batch_events,
+-- calls:   messages._batch, messages._open_batch, messages._events, messages.batch_events,
 --          messages._archive_event, messages._invalid
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ022 batch not open, NQ023 event
 --          not in the batch
+
+-- Held to the end of the transaction by whoever settles it or an event of it: two sessions that
+-- work on the same batch would wait for each other's events.
+create or replace function messages._hold_batch(id bigint)
+  returns messages.batch
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform from messages.batch as b where b.id = _hold_batch.id for no key update;
+  return messages._batch(id);
+end;
+$$;
 
 create or replace function messages._event_of(batch messages.batch, event bigint)
   returns messages.batch_event
