@@ -45,6 +45,13 @@ CALLS = {
     "'default', '1', dedup_key => 'k', on_duplicate => 'replace')",
     "receive": "select messages.receive("
     """'s', '[{"place": "1", "queue": "default", "dedup_key": "k"}]')""",
+    "receive_many": "select messages.receive_many('s', '{1,2}', '{default,default}', "
+    """'{1,2}'::text[]::jsonb[], '{0,0}', '{t,t}', '{"{}","{}"}'::text[]::jsonb[], """
+    """'{null,null}', '{null,k}', '{null,null}', '{null,null}')""",
+    "relay_claim": "select * from messages.relay_claim('{default}', 10, '1 min', 'w')",
+    "relay_finish": "select messages.relay_finish('t', 's', 'p', array[3, 2, 1], "
+    "array[1, 1, 1], array[0, 0, 0], "
+    "array_fill('success'::messages.message_status, array[3]))",
     "reap": "select messages.reap()",
     "maintain": "select messages.maintain()",
     "stage_due": "select messages.stage_due()",
