@@ -189,11 +189,12 @@ class StreamRelay:
             # Cleared before the look: a bell that rings while it is under way must set it again.
             self._wake.clear()
             since = time.monotonic()
-            [row] = await self._source.persist(
-                sql.NEXT_BATCH, self._stream, self._subscriber, self._settings.batch, None, None
+            rows = await self._source.persist(
+                sql.NEXT_EVENTS, self._stream, self._subscriber, self._settings.batch, None, None
             )
-            if row[0] is not None:
-                await self._move(row[0], since)
+            if rows[0]["batch"] is not None:
+                # Of a batch without events there is one row, too.
+                await self._move(rows[0]["batch"], [row for row in rows if row["id"]], since)
                 continue
             if self._once:
                 return
@@ -201,8 +202,7 @@ class StreamRelay:
                 async with asyncio.timeout(self._settings.poll.total_seconds()):
                     await self._wake.wait()
 
-    async def _move(self, batch: int, since: float) -> None:
-        rows = await self._source.persist(sql.BATCH_EVENTS, batch)
+    async def _move(self, batch: int, rows: list[asyncpg.Record], since: float) -> None:
         events = _Events(rows, self.label, self._queue)
         await transform(self._transform or (lambda message: message), events)
         sent = await self._target.send(events.items(), self._settings.hold.total_seconds())
