@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.event; notifies new_event
--- calls:   messages._stream, messages._check_access, messages._invalid, messages._attend
+-- calls:   messages._stream, messages._check_access, messages._invalid, messages._attend,
+--          messages._ring_forwards
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ008 too large, NQ020 stream not
 --          found, NQ024 stream paused
 
@@ -28,6 +29,10 @@ begin
   -- A full notification queue fails the commit, where nothing can catch it.
   if stream.bell <> 'off' and pg_notification_queue_usage() < 0.5 then
     perform pg_notify('new_event', stream.name);
+    -- Who claims from a queue moves what is forwarded into it.
+    if exists (select from messages.forward) then
+      perform messages._ring_forwards(stream);
+    end if;
   end if;
 end;
 $$;
@@ -57,7 +62,8 @@ $$;
 create or replace function messages._check_events(
   stream messages.stream,
   payloads jsonb[],
-  headers jsonb
+  headers jsonb,
+  is_allowed boolean default false
 )
   returns void
   language plpgsql
@@ -76,7 +82,7 @@ begin
       message = format('publishing into stream %L is paused', stream.name),
       hint = format('an admin can allow it again: select messages.resume_stream(%L)', stream.name);
   end if;
-  if exists (select from messages.queue_grant) then
+  if not is_allowed and exists (select from messages.queue_grant) then
     perform messages._check_access(stream.name, 'publish into');
   end if;
   if jsonb_typeof(headers) <> 'object' then
@@ -106,7 +112,9 @@ create or replace function messages._publish_events(
   payloads jsonb[],
   keys text[],
   type text,
-  headers jsonb
+  headers jsonb,
+  -- Whether somebody else has allowed it, whoever the caller is.
+  is_allowed boolean default false
 )
   returns bigint[]
   language plpgsql
@@ -118,7 +126,7 @@ declare
   v_stream messages.stream := messages._stream(name);
   v_ids bigint[];
 begin
-  perform messages._check_events(v_stream, payloads, headers);
+  perform messages._check_events(v_stream, payloads, headers, is_allowed);
   with published as (
     insert into messages.event (segment, type, key, message, headers)
     select v_stream.segment, _publish_events.type, p.key, p.payload, coalesce(headers, '{}')
