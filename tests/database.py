@@ -89,7 +89,7 @@ async def clear(connection: Connection) -> None:
           messages.flow_key, messages.flow_room, messages.share, messages.owner_session;
         truncate messages.stream, messages.subscription, messages.event, messages.tick,
           messages.subscriber_procedure, messages.broker, messages.batch, messages.batch_end,
-          messages.event_retry restart identity;
+          messages.event_retry, messages.forward restart identity;
         update messages.segment set stream = null, closed_at = null, sealed = null;
         insert into messages.origin select (messages._here()).*;
         insert into messages.queue (name) values ('default');

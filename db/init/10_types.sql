@@ -148,6 +148,29 @@ begin
       members integer
     );
   end if;
+  if to_regtype('messages.forward_report') is null then
+    create type messages.forward_report as (
+      stream text,
+      subscriber text,
+      queue text,
+      filter jsonpath,
+      created_at timestamptz,
+      failed_at timestamptz,
+      last_error text
+    );
+  end if;
+  if to_regtype('messages.capture_report') is null then
+    create type messages.capture_report as (
+      relation regclass,
+      stream text,
+      operations text[],
+      columns text[],
+      condition text,
+      is_by_row boolean,
+      is_enabled boolean,
+      triggers text[]
+    );
+  end if;
   if to_regtype('messages.batch_report') is null then
     create type messages.batch_report as (
       batch bigint,
@@ -185,3 +208,7 @@ comment on type messages.stream_report is 'One stream as messages.stream_info() 
 comment on type messages.subscription_report is
   'One subscription as messages.subscription_info() reports it.';
 comment on type messages.batch_report is 'One batch as messages.batch_info() reports it.';
+comment on type messages.forward_report is
+  'One subscription that forwards, as messages.forwards() reports it.';
+comment on type messages.capture_report is
+  'One table that is captured, as messages.captures() reports it.';

@@ -1,6 +1,7 @@
--- Subscription: who reads which stream, and how far each has come.
+-- Subscription: who reads which stream, how far each has come, and whose events are forwarded.
 --
--- owns:    messages.subscription, messages.batch, messages.batch_end, messages.event_retry
+-- owns:    messages.subscription, messages.batch, messages.batch_end, messages.event_retry,
+--          messages.forward
 -- writes:  nothing
 -- raises:  nothing
 
@@ -117,3 +118,25 @@ comment on column messages.event_retry.reason is 'Why, as retry_event() was told
 comment on column messages.event_retry.batch is 'The open batch that holds it; null: it waits.';
 comment on column messages.event_retry.due_at is 'Not handed out before; null: it has failed.';
 comment on column messages.event_retry.retries is 'How often it is handed out again.';
+
+create table if not exists messages.forward (
+  subscription bigint not null,
+  queue text not null,
+  filter jsonpath,
+  created_at timestamptz not null default clock_timestamp(),
+  failed_at timestamptz,
+  last_error text,
+  constraint forward_subscription_pk primary key (subscription)
+);
+
+create index if not exists forward_queue_idx on messages.forward (queue);
+
+comment on table messages.forward is
+  'Subscriptions that no program reads: their events are moved into a queue, each exactly once.';
+comment on column messages.forward.subscription is 'The id of the subscription.';
+comment on column messages.forward.queue is 'The queue that the events go into.';
+comment on column messages.forward.filter is
+  'A JSON path predicate over the payload: events that it is not true of are left out.';
+comment on column messages.forward.failed_at is
+  'When nothing could be moved; it is tried again a minute later. Null: it works.';
+comment on column messages.forward.last_error is 'Why nothing could be moved.';

@@ -7,7 +7,7 @@
 --          messages._enter, messages._look_flow, messages._busy_queues,
 --          messages._check_quantity, messages._check_positive,
 --          messages._consents, messages._barred_queues, messages._check_limits, messages._invalid,
---          messages._check_filter, messages._claim_each, messages._forward_into
+--          messages._check_filter, messages._claim_each, messages._fetch_forwards
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 create or replace function messages.claim(
@@ -64,10 +64,7 @@ begin
   perform messages._queue(u.name)
   from unnest(claim.queues) as u (name)
   where not exists (select from messages.queue as q where q.name = u.name);
-  -- What is forwarded into a queue is moved when somebody wants it.
-  if exists (select from messages.forward) then
-    perform messages._forward_into(claim.queues, greatest(claim.quantity, 100));
-  end if;
+  perform messages._fetch_forwards(queues, quantity) where exists (select from messages.forward);
   -- A look into an empty queue is cheap, but not a thousand of them.
   if cardinality(claim.queues) > 20
     or (claim.queues is null and exists (select from messages.queue as q offset 20))

@@ -3,8 +3,9 @@
 -- owns:    messages.dead_message
 -- writes:  messages.message, messages.redrive, messages.message_archive and
 --          messages.attempt (dead_delete)
--- calls:   messages._check_quantity, messages._invalid, messages._queue, messages._redirect
--- raises:  NQ001 queue not found, NQ003 invalid argument
+-- calls:   messages._check_quantity, messages._redirect, messages._deliver_again
+-- raises:  NQ001 queue not found, NQ003 invalid argument, NQ020 stream not found, NQ021
+--          subscription not found
 
 create or replace view messages.dead_message as
   select a.*
@@ -75,20 +76,23 @@ as $$
 declare
   v_dead bigint[];
   v_again bigint[];
+  v_events bigint[];
 begin
   with dead as materialized (
-    select d.id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts
+    select d.id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts,
+      d.subscriber, d.event_id
     from messages.dead_message as d
     where d.id = any (dead_retry.ids)
-      and d.subscriber is null
+      -- Events that were skipped as a whole are in no row that could be handed out.
+      and (d.subscriber is null or d.event_id is not null)
       and not exists (select from messages.redrive as r where r.archive_id = d.id)
   ),
   -- The primary key lets one of two sessions publish: the other waits for its commit, then skips
   -- the row. In id order, so that two of them with common ids never wait for each other.
   recorded as (
     insert into messages.redrive as r (archive_id, message_id)
-    select o.id, nextval('messages.message_id_seq')
-    from (select d.id from dead as d order by d.id) as o
+    select o.id, coalesce(o.event_id, nextval('messages.message_id_seq'))
+    from (select d.id, d.event_id from dead as d order by d.id) as o
     on conflict on constraint redrive_archive_id_pk do nothing
     returning r.archive_id, r.message_id
   ),
@@ -101,13 +105,19 @@ begin
       r.message_id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts
     from recorded as r
     join dead as d on d.id = r.archive_id
+    where d.subscriber is null
     order by r.message_id
   )
   select
     array_agg(r.archive_id order by r.message_id),
-    array_agg(r.message_id order by r.message_id)
-  into v_dead, v_again
-  from recorded as r;
+    array_agg(r.message_id order by r.message_id),
+    array_agg(r.archive_id order by r.archive_id) filter (where d.subscriber is not null)
+  into v_dead, v_again, v_events
+  from recorded as r
+  join dead as d on d.id = r.archive_id;
+  if v_events is not null then
+    perform messages._deliver_again(v_events);
+  end if;
   if exists (select from messages.dependency) then
     perform messages._redirect(v_dead, v_again);
   end if;
@@ -119,58 +129,9 @@ comment on function messages.dead_retry(bigint[]) is
   'priority, due at once, with all attempts and without the dedup_key. Each is published again '
   'once; ids that were, or are not of dead messages, are left out. What is held for one of them '
   'waits for the new message; and one that ran after others waits for those of them that are '
-  'published again as well. Raises NQ001 where a queue is gone; then nothing is published.';
-
-create or replace function messages.redrive(
-  queue text default null,
-  status messages.message_status default null,
-  since timestamptz default null,
-  until timestamptz default null,
-  quantity integer default 1000,
-  subscriber text default null
-)
-  returns integer
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-declare
-  v_ids bigint[];
-begin
-  perform messages._check_quantity(redrive.quantity, 100000);
-  if redrive.status = 'success' then
-    perform messages._invalid(
-      'status must not be success', 'messages that succeeded are not dead; null means all that are'
-    );
-  end if;
-  if redrive.queue is not null then
-    perform messages._queue(redrive.queue);
-  end if;
-  -- One at a time: a second session would choose the same messages and find them published.
-  lock table messages.redrive in share row exclusive mode;
-  -- A queue that was dropped is passed over; else its messages would stop all the others.
-  v_ids := array(
-    select d.id
-    from messages.dead_message as d
-    where (redrive.queue is null or d.queue = redrive.queue)
-      and (redrive.status is null or d.status = redrive.status)
-      and (redrive.since is null or d.archived_at >= redrive.since)
-      and (redrive.until is null or d.archived_at < redrive.until)
-      and (redrive.subscriber is null or d.subscriber = redrive.subscriber)
-      and not exists (select from messages.redrive as r where r.archive_id = d.id)
-      and exists (select from messages.queue as q where q.name = d.queue)
-    order by d.archived_at, d.id
-    limit redrive.quantity
-  );
-  return (select count(*)::integer from messages.dead_retry(variadic v_ids));
-end;
-$$;
-comment on function messages.redrive(
-  text, messages.message_status, timestamptz, timestamptz, integer, text
-) is
-  'Publish up to quantity (at most 100000) dead messages again as dead_retry() does, the oldest '
-  'first, and return how many: of one queue (null: all there are), of one status (null: any), '
-  'archived at or after since and before until. Raises NQ001 for an unknown queue.';
+  'published again as well. A dead event is handed out again under its own id, to its subscriber '
+  'alone. Raises NQ001 where a queue is gone, NQ020 or NQ021 where a stream or a subscription is; '
+  'then nothing is published.';
 
 create or replace function messages.dead_delete(variadic ids bigint[])
   returns bigint

@@ -88,7 +88,11 @@ end;
 $$;
 
 -- Returns how many events were looked at, or null if another session is at it.
-create or replace function messages._forward_batch(forward messages.forward, quantity integer)
+create or replace function messages._forward_batch(
+  forward messages.forward,
+  quantity integer,
+  fresh bigint
+)
   returns integer
   language plpgsql
   security definer
@@ -110,7 +114,7 @@ begin
     return null;
   end if;
   v_stream := (select s.name from messages.stream as s where s.id = v_subscription.stream);
-  v_id := messages._next_batch(v_stream, v_subscription, quantity);
+  v_id := messages._next_batch(v_stream, v_subscription, quantity, fresh);
   select b.* into v_batch from messages.batch as b where b.id = v_id;
   if not found then
     return 0;
@@ -147,7 +151,11 @@ end;
 $$;
 
 -- Of one forward, up to quantity events. What stops one stops neither the others nor who asked.
-create or replace function messages._forward_one(forward messages.forward, quantity integer)
+create or replace function messages._forward_one(
+  forward messages.forward,
+  quantity integer,
+  fresh bigint
+)
   returns integer
   language plpgsql
   security definer
@@ -160,7 +168,7 @@ declare
 begin
   loop
     begin
-      v_now := messages._forward_batch(forward, quantity - v_moved);
+      v_now := messages._forward_batch(forward, quantity - v_moved, fresh);
     exception
       -- The queue is full: the events wait in the stream, which is what it is for.
       when sqlstate 'NQ010' then
@@ -185,31 +193,6 @@ begin
     set failed_at = null, last_error = null
     where f.subscription = forward.subscription;
   end if;
-  return v_moved;
-end;
-$$;
-
-create or replace function messages._forward_into(queues text[], quantity integer)
-  returns integer
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-  set jit = off
-as $$
-declare
-  v_forward messages.forward;
-  v_moved integer := 0;
-begin
-  for v_forward in
-    select f.*
-    from messages.forward as f
-    where (queues is null or f.queue = any (queues))
-      and (f.failed_at is null or f.failed_at < clock_timestamp() - interval '1 minute')
-    order by f.subscription
-  loop
-    v_moved := v_moved + messages._forward_one(v_forward, quantity);
-  end loop;
   return v_moved;
 end;
 $$;

@@ -4,10 +4,50 @@
 -- writes:  messages.forward, messages.subscription (by subscribe and unsubscribe); notifies
 --          new_message
 -- calls:   messages._stream, messages._queue, messages._check_access, messages.subscribe,
---          messages.unsubscribe, messages._subscription, messages._ring, messages._forward_into,
---          messages._check_quantity, messages._check_filter
+--          messages.unsubscribe, messages._subscription, messages._ring, messages._forward_one,
+--          messages._check_quantity, messages._check_filter, messages._fresh_low
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the stream or the
 --          queue, NQ020 stream not found
+
+create or replace function messages._forward_into(
+  queues text[],
+  quantity integer,
+  fresh bigint default null
+)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_fresh bigint := coalesce(fresh, messages._fresh_low());
+  v_forward messages.forward;
+  v_moved integer := 0;
+begin
+  for v_forward in
+    select f.*
+    from messages.forward as f
+    where (queues is null or f.queue = any (queues))
+      and (f.failed_at is null or f.failed_at < clock_timestamp() - interval '1 minute')
+    order by f.subscription
+  loop
+    v_moved := v_moved + messages._forward_one(v_forward, quantity, v_fresh);
+  end loop;
+  return v_moved;
+end;
+$$;
+
+-- What is forwarded is moved when somebody claims it; not one by one, nor very many at once.
+create or replace function messages._fetch_forwards(queues text[], quantity integer)
+  returns integer
+  language sql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select messages._forward_into(queues, greatest(quantity, 100));
+$$;
 
 -- As workers of the queues would move the events, they are told of them.
 create or replace function messages._ring_forwards(stream messages.stream)

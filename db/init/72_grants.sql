@@ -67,9 +67,11 @@ create or replace function messages.grant_queue(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_queue messages.queue := messages._queue(grant_queue.queue);
   v_is_new boolean;
 begin
+  if not exists (select from messages.stream as s where s.name = grant_queue.queue) then
+    perform messages._queue(grant_queue.queue);
+  end if;
   if to_regrole(quote_ident(grant_queue.role)) is null then
     perform messages._invalid(
       format('there is no role %L', grant_queue.role), 'create it with `create role`'
@@ -82,7 +84,7 @@ begin
   end if;
   insert into messages.queue_grant as g (queue, role, may_publish, may_consume)
   values (
-    v_queue.name, grant_queue.role,
+    grant_queue.queue, grant_queue.role,
     coalesce(grant_queue.publish, false), coalesce(grant_queue.consume, false)
   )
   on conflict on constraint queue_grant_queue_role_pk do update

@@ -85,6 +85,63 @@ begin
 end;
 $$;
 
+-- Of a subscription that this transaction has locked.
+create or replace function messages._next_batch(
+  stream text,
+  subscription messages.subscription,
+  quantity integer,
+  fresh bigint,
+  member text default null,
+  takeover interval default null
+)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_last messages.batch;
+  v_next messages.batch;
+  v_id bigint;
+begin
+  select b.* into v_last
+  from messages.batch as b
+  where b.subscription = _next_batch.subscription.id
+  order by b.previous desc
+  limit 1;
+  perform messages._check_position(v_last.upto);
+  if _next_batch.member is not null then
+    v_id := messages._held_batch(
+      _next_batch.subscription.id, _next_batch.member, _next_batch.takeover
+    );
+  elsif messages._is_open(v_last) then
+    v_id := v_last.id;
+  end if;
+  v_id := coalesce(
+    v_id, messages._retry_batch(v_last, _next_batch.quantity, _next_batch.member)
+  );
+  if v_id is not null then
+    return v_id;
+  end if;
+  v_next := messages._next_events(v_last, _next_batch.quantity, _next_batch.fresh);
+  if v_next.id is null then
+    return null;
+  end if;
+  -- Where publishers are silent because this subscriber or another one attends, the others are to
+  -- hear of it now.
+  if v_next.after_id = 0
+    and exists (
+      select from messages.subscription as u
+      where u.stream = _next_batch.subscription.stream and u.id <> _next_batch.subscription.id
+    )
+    and not pg_try_advisory_xact_lock_shared(messages._stream_key(stream))
+  then
+    perform messages._ring_stream(messages._stream(stream));
+  end if;
+  return messages._add_batch(v_next, v_last.id, _next_batch.member);
+end;
+$$;
+
 create or replace function messages.next_batch(
   stream text,
   subscriber text,
@@ -100,9 +157,6 @@ as $$
 declare
   v_fresh bigint := messages._fresh_low();
   v_subscription messages.subscription := messages._subscription(stream, subscriber);
-  v_last messages.batch;
-  v_next messages.batch;
-  v_id bigint;
 begin
   perform messages._check_quantity(next_batch.quantity, 1000000);
   perform messages._check_positive('takeover', next_batch.takeover);
@@ -111,39 +165,9 @@ begin
   if not found then
     v_subscription := messages._subscription(stream, subscriber);
   end if;
-  select b.* into v_last
-  from messages.batch as b
-  where b.subscription = v_subscription.id
-  order by b.previous desc
-  limit 1;
-  perform messages._check_position(v_last.upto);
-  if next_batch.member is not null then
-    v_id := messages._held_batch(v_subscription.id, next_batch.member, next_batch.takeover);
-  elsif messages._is_open(v_last) then
-    v_id := v_last.id;
-  end if;
-  v_id := coalesce(
-    v_id, messages._retry_batch(v_last, next_batch.quantity, next_batch.member)
+  return messages._next_batch(
+    stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member, next_batch.takeover
   );
-  if v_id is not null then
-    return v_id;
-  end if;
-  v_next := messages._next_events(v_last, next_batch.quantity, v_fresh);
-  if v_next.id is null then
-    return null;
-  end if;
-  -- Where publishers are silent because this subscriber or another one attends, the others are to
-  -- hear of it now.
-  if v_next.after_id = 0
-    and exists (
-      select from messages.subscription as u
-      where u.stream = v_subscription.stream and u.id <> v_subscription.id
-    )
-    and not pg_try_advisory_xact_lock_shared(messages._stream_key(stream))
-  then
-    perform messages._ring_stream(messages._stream(stream));
-  end if;
-  return messages._add_batch(v_next, v_last.id, next_batch.member);
 end;
 $$;
 comment on function messages.next_batch(text, text, integer, text, interval) is

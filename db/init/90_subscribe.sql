@@ -4,7 +4,8 @@
 -- writes:  messages.subscription, messages.batch, messages.batch_end, messages.event_retry,
 --          messages.stream, messages.tick, messages.segment; notifies new_event
 -- calls:   messages._stream, messages._subscription, messages._check_access, messages._invalid,
---          messages._place, messages._check_position, messages._add_batch, messages._ring_stream
+--          messages._check_captured, messages._place, messages._check_position,
+--          messages._add_batch, messages._ring_stream
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ021
 --          subscription not found, NQ025 stream in use, NQ903 not adopted
 
@@ -129,6 +130,7 @@ begin
     and b.subscription = _end_subscription.subscription;
   delete from messages.batch as b where b.subscription = _end_subscription.subscription;
   delete from messages.event_retry as r where r.subscription = _end_subscription.subscription;
+  delete from messages.forward as f where f.subscription = _end_subscription.subscription;
 end;
 $$;
 
@@ -161,6 +163,7 @@ declare
   v_stream messages.stream := messages._stream(name);
   v_subscriptions bigint[];
 begin
+  perform messages._check_captured(v_stream.name);
   perform from messages.stream as s where s.id = v_stream.id for update;
   v_subscriptions := array(
     select u.id from messages.subscription as u where u.stream = v_stream.id order by u.id
@@ -173,6 +176,7 @@ begin
   end if;
   perform messages._end_subscription(u.id) from unnest(v_subscriptions) as u (id);
   delete from messages.tick as t where t.stream = v_stream.id;
+  delete from messages.queue_grant as g where g.queue = v_stream.name;
   delete from messages.stream as s where s.id = v_stream.id;
   -- The upkeep empties them, when nobody writes to them any more.
   update messages.segment as s

@@ -189,12 +189,15 @@ begin
     messages.finish_batch(bigint),
     messages.tick(text),
     messages.attend_stream(text, boolean),
-    messages.unattend_streams(text[])
+    messages.unattend_streams(text[]),
+    messages.forward_pending(integer)
     to notifyq_worker, notifyq_admin;
   grant execute on function
     messages.stream_info(text),
     messages.subscription_info(text, text),
-    messages.batch_info(bigint)
+    messages.batch_info(bigint),
+    messages.captures(text),
+    messages.forwards(text)
     to notifyq_worker, notifyq_reader, notifyq_admin;
   grant execute on function messages.events_since(text, pg_snapshot)
     to notifyq_reader, notifyq_admin;
@@ -207,7 +210,16 @@ begin
     messages.pause_stream(text),
     messages.resume_stream(text),
     messages.unsubscribe(text, text),
-    messages.seek(text, text, text)
+    messages.seek(text, text, text),
+    messages.forward(text, text, text, text, jsonpath),
+    messages.unforward(text, text, boolean)
     to notifyq_admin;
+  -- Whether a table is captured is decided by its owner, into which stream by who may publish.
+  grant execute on function
+    messages.capture(regclass, text, text[], text, text[]),
+    messages.capture_sql(regclass, text, text[], text, text[]),
+    messages.capture_rows(), messages.capture_updates(), messages.capture_each(),
+    messages.uncapture(regclass, text), messages.captures(text)
+    to notifyq_publisher, notifyq_admin;
 end;
 $$;

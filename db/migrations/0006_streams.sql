@@ -3,8 +3,8 @@
 -- needs: owner
 --
 -- owns:    messages.message_volatile, messages.volatile_room, messages.volatile_count,
---          messages.relay_self, messages.relay_mark, messages.owner_session, and the tables of
---          streams
+--          messages.relay_self, messages.relay_mark, messages.owner_session,
+--          messages.forward, and the tables of streams
 -- writes:  nothing
 -- calls:   nothing
 -- raises:  nothing
@@ -638,3 +638,50 @@ create type messages.handled_event as (
 comment on type messages.broker_turn is 'What a broker does next.';
 comment on type messages.broker_report is 'What there is to know of the broker of a role.';
 comment on type messages.handled_event is 'An event as dequeued() gives it to a procedure.';
+
+-- Forwards: subscriptions whose events go on into a queue.
+create table messages.forward (
+  subscription bigint not null,
+  queue text not null,
+  filter jsonpath,
+  created_at timestamptz not null default clock_timestamp(),
+  failed_at timestamptz,
+  last_error text,
+  constraint forward_subscription_pk primary key (subscription)
+);
+
+create index forward_queue_idx on messages.forward (queue);
+
+comment on table messages.forward is
+  'Subscriptions that no program reads: their events are moved into a queue, each exactly once.';
+comment on column messages.forward.subscription is 'The id of the subscription.';
+comment on column messages.forward.queue is 'The queue that the events go into.';
+comment on column messages.forward.filter is
+  'A JSON path predicate over the payload: events that it is not true of are left out.';
+comment on column messages.forward.failed_at is
+  'When nothing could be moved; it is tried again a minute later. Null: it works.';
+comment on column messages.forward.last_error is 'Why nothing could be moved.';
+
+create type messages.forward_report as (
+  stream text,
+  subscriber text,
+  queue text,
+  filter jsonpath,
+  created_at timestamptz,
+  failed_at timestamptz,
+  last_error text
+);
+create type messages.capture_report as (
+  relation regclass,
+  stream text,
+  operations text[],
+  columns text[],
+  condition text,
+  is_by_row boolean,
+  is_enabled boolean,
+  triggers text[]
+);
+comment on type messages.forward_report is
+  'One subscription that forwards, as messages.forwards() reports it.';
+comment on type messages.capture_report is
+  'One table that is captured, as messages.captures() reports it.';

@@ -14,6 +14,21 @@ PUBLISH = [
     "select messages.publish_many('default', array['1']::jsonb[])",
     "insert into messages.message (message) values ('1')",
     "select messages.announce(1, 'default', true)",
+    "select messages.uncapture('pg_class', 'orders')",
+    *(
+        f"create temporary table mine (id integer); {statement}"
+        for statement in (
+            "select messages.capture_sql('mine', 'orders')",
+            "select messages.capture('mine', 'orders')",
+            "create trigger t after insert on mine referencing new table as captured "
+            "for each statement execute function messages.capture_rows('orders', '')",
+            "create trigger t after update on mine referencing old table as captured_old new table "
+            "as captured for each statement "
+            "execute function messages.capture_updates('orders', '')",
+            "create trigger t after insert on mine for each row "
+            "execute function messages.capture_each('orders', '')",
+        )
+    ),
     "select messages.receive_many('s', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
     "select messages.relay_target()",
     "select messages.enqueue('typed', 1::smallint)",
@@ -81,6 +96,7 @@ WORK = [
     "do $$ begin perform messages.start_broker(); "
     "exception when feature_not_supported then null; end $$",
     "select messages.stop_broker()",
+    "select messages.forward_pending()",
 ]
 AWAIT = ["select messages.await_result(1)"]
 RESULT = ["select messages.result(1)", "select messages.value_of('null', null::text)"]
@@ -118,6 +134,7 @@ READ_TABLES = [
     "select * from messages.message_volatile",
     "select * from messages.volatile_room",
     "select * from messages.volatile_count",
+    "select * from messages.forward",
 ]
 READ = [
     "select messages.message_list()",
@@ -146,7 +163,9 @@ INFO = [
     "select messages.stream_info()",
     "select messages.subscription_info()",
     "select (messages.batch_info(null::bigint)).batch where false",
+    "select messages.forwards()",
 ]
+CAPTURES = ["select messages.captures()"]
 ADMIN = [
     "select messages.create_queue('q')",
     "select messages.alter_queue('default')",
@@ -173,6 +192,8 @@ ADMIN = [
     "select messages.pause_stream('orders')",
     "select messages.resume_stream('orders')",
     "select messages.seek('orders', 'r', 'now')",
+    "select messages.forward('orders', 'f', 'default')",
+    "select messages.unforward('orders', 'r')",
     "select messages.unsubscribe('orders', 'r')",
     "select messages.drop_stream('orders', true)",
 ]
@@ -226,13 +247,30 @@ NOBODY = [
     "select nextval('messages.message_id_seq')",
     "select setval('messages.message_id_seq', 1)",
 ]
-ALL = [*PUBLISH, *WORK, *AWAIT, *RESULT, *READ_TABLES, *READ, *INFO, *ADMIN, *NOBODY]
+ALL = [*PUBLISH, *WORK, *AWAIT, *RESULT, *READ_TABLES, *READ, *INFO, *CAPTURES, *ADMIN, *NOBODY]
 RIGHTS = {
-    "notifyq_publisher": [*PUBLISH, *AWAIT, *RESULT],
+    "notifyq_publisher": [*PUBLISH, *AWAIT, *RESULT, *CAPTURES],
     # A finish whose answer was lost is looked for in the archive.
-    "notifyq_worker": [*WORK, *AWAIT, *RESULT, *INFO, "select messages.archive_find(1)"],
-    "notifyq_reader": [*RESULT, *READ_TABLES, *READ, *INFO],
-    "notifyq_admin": [*PUBLISH, *WORK, *AWAIT, *RESULT, *READ_TABLES, *READ, *INFO, *ADMIN],
+    "notifyq_worker": [
+        *WORK,
+        *AWAIT,
+        *RESULT,
+        *INFO,
+        *CAPTURES,
+        "select messages.archive_find(1)",
+    ],
+    "notifyq_reader": [*RESULT, *READ_TABLES, *READ, *INFO, *CAPTURES],
+    "notifyq_admin": [
+        *PUBLISH,
+        *WORK,
+        *AWAIT,
+        *RESULT,
+        *READ_TABLES,
+        *READ,
+        *INFO,
+        *CAPTURES,
+        *ADMIN,
+    ],
     # A role of the server's own, to which nothing was granted.
     "pg_monitor": [],
 }

@@ -8,7 +8,7 @@ import asyncpg
 
 from notifyq.backoff import is_lost, is_misfit
 from notifyq.database import connect, explained, explaining
-from notifyq.doctor import access, activity, install, server
+from notifyq.doctor import access, activity, install, server, streams
 from notifyq.doctor.finding import Look, fail, skipped
 from notifyq.errors import AccessDeniedError
 
@@ -23,6 +23,7 @@ CHECKS: dict[str, Check] = {
     **server.CHECKS,
     **access.CHECKS,
     **install.CHECKS,
+    **streams.CHECKS,
     **activity.CHECKS,
 }
 """Every check by the name that its line begins with."""
@@ -37,6 +38,9 @@ _RIGHTS = {
     "upkeep": _LOOKING_ROLE,
     "schedules": "notifyq_reader or notifyq_admin",
     "backlog": _LOOKING_ROLE,
+    "subscribers": "notifyq_reader or notifyq_admin",
+    "segments": _LOOKING_ROLE,
+    "forwards": _LOOKING_ROLE,
     "cron": "usage of schema cron",
 }
 
