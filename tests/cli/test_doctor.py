@@ -15,7 +15,16 @@ import pytest
 from database import publish, session
 from notifyq.config import with_database
 from notifyq.database import connect as connect_ours
-from notifyq.doctor import Finding, Level, access, activity, examine, install, server
+from notifyq.doctor import (
+    Finding,
+    Level,
+    access,
+    activity,
+    examine,
+    install,
+    server,
+    streams,
+)
 from notifyq.doctor.examination import CHECKS
 from notifyq.doctor.finding import Look, lasting
 
@@ -127,6 +136,38 @@ async def test_a_database_of_another_server(database: str, connection: Connectio
     await connection.execute("update messages.origin set system_identifier = 1")
     finding = (await findings(database))["origin"]
     assert (finding.level, finding.advice) == (Level.WARN, "run `notifyq migrate --adopt`")
+
+
+async def test_subscribers_that_are_stuck_and_forwards_that_fail(
+    database: str, connection: Connection
+) -> None:
+    names = ("subscribers", "segments", "forwards")
+    found = await findings(database)
+    assert {found[name].level for name in names} == {Level.OK}
+    await connection.execute("select messages.create_stream('s')")
+    await connection.execute("select messages.create_queue('gone')")
+    await connection.execute("select messages.forward('s', 'slow', 'gone')")
+    await publish(connection, 3, "s")
+    found = await findings(database)
+    assert {found[name].level for name in names} == {Level.OK}
+    await connection.execute(
+        "update messages.event set created_at = created_at - interval '2 days'"
+    )
+    await connection.execute("select messages.drop_queue('gone')")
+    assert await connection.fetchval("select messages.forward_pending()") == 0
+    found = await findings(database)
+    assert found["subscribers"].level is Level.WARN
+    assert found["subscribers"].found == "subscriber slow of stream s is 2 d behind"
+    assert found["forwards"].level is Level.FAIL
+    assert found["forwards"].found == (
+        "no forwarding for slow of stream s into queue gone: there is no queue 'gone'"
+    )
+    await connection.execute("select messages.alter_stream('s', max_lag => '1 day')")
+    await connection.execute("select messages.maintain()")
+    finding = (await findings(database))["subscribers"]
+    assert (finding.level, finding.found[:26]) == (Level.FAIL, "events were skipped 1 time")
+    many = await judged(streams.check_segments, {"count": 1, "segments": 13, "stream": "s"})
+    assert (many.level, many.found[:8]) == (Level.WARN, "stream s")
 
 
 async def test_schedules_that_do_not_fire(database: str, connection: Connection) -> None:
