@@ -143,6 +143,30 @@ class Streams:
         """Have a subscriber go on from another position; a batch that it has open is given up."""
         await self._database.fetch(sql.SEEK, stream, subscriber, as_position(position))
 
+    async def forward(
+        self,
+        stream: str,
+        subscriber: str,
+        queue: str,
+        position: str | int | datetime = "last",
+        filter: str | None = None,
+    ) -> bool:
+        """Move the events of a subscription into a queue, each exactly once.
+
+        Subscribes at `position` if need be; `filter` is a JSON path, other events are left out.
+        False: it forwarded already, and goes on into this queue.
+        """
+        args = stream, subscriber, queue, as_position(position), filter
+        return bool(await self._database.value(sql.FORWARD, *args))
+
+    async def unforward(self, stream: str, subscriber: str, *, keep: bool = False) -> bool:
+        """End forwarding, and the subscription unless it is to be kept. False: it did not."""
+        return bool(await self._database.value(sql.UNFORWARD, stream, subscriber, keep))
+
+    async def forwards(self, stream: str | None = None) -> list[asyncpg.Record]:
+        """Which subscriptions forward into which queue, and why one fails."""
+        return await self._database.fetch(sql.FORWARDS, stream)
+
     async def tick(self, stream: str | None = None) -> int | None:
         """Cut a tick and return its number, or how many streams were ticked, where none is named.
 

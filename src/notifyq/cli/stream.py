@@ -17,6 +17,7 @@ from notifyq.cli.common import (
     print_rows,
     run,
 )
+from notifyq.cli.forward import forward, forwards, unforward
 from notifyq.cli.tail import tail
 from notifyq.errors import ConfigurationError
 from notifyq.streams import StreamPolicy, Streams
@@ -30,6 +31,8 @@ stream = typer.Typer(
     name="stream", help="Streams: events that every subscriber gets.", no_args_is_help=True
 )
 stream.command("tail")(tail)
+for _command in (forward, unforward, forwards):
+    stream.command(_command.__name__)(_command)
 
 NameArgument = Annotated[str, typer.Argument(help="Name of the stream.")]
 SubscriberArgument = Annotated[str, typer.Argument(help="Name of the subscriber.")]

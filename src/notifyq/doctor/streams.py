@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from notifyq import sql
 from notifyq.doctor.finding import fail, lasting, ok, warn
 
 if TYPE_CHECKING:
@@ -17,21 +18,13 @@ _MANY = 12
 
 async def check_subscribers(look: Look) -> Finding:
     """Whether somebody does not read what it subscribes to, or is skipped."""
-    skipped = await look.value("""
-        select count(*) from messages.dead_list(quantity => 1000) as d
-        where d.subscriber is not null and d.event_id is null
-    """)
+    skipped = await look.value(sql.SKIPPED)
     if skipped:
         return fail(
             f"events were skipped {skipped} times, of subscribers too far behind",
             "see `notifyq dead ls`; repair the subscriber, and raise max_lag or max_events",
         )
-    row = await look.row("""
-        select max(lag) as lag, max(pending) as pending, (
-          array_agg(format('%s of stream %s', subscriber, stream) order by lag desc)
-        )[1] as name
-        from messages.subscription_info()
-    """)
+    row = await look.row(sql.FURTHEST_BEHIND)
     if row["lag"] is not None and row["lag"] > _LONG:
         return warn(
             f"subscriber {row['name']} is {lasting(row['lag'])} behind",
@@ -42,11 +35,7 @@ async def check_subscribers(look: Look) -> Finding:
 
 async def check_segments(look: Look) -> Finding:
     """Whether tables of events pile up that cannot be emptied."""
-    row = await look.row("""
-        select count(*), sum(i.bytes) as bytes, max(i.segments) as segments,
-          (array_agg(i.stream order by i.segments desc))[1] as stream
-        from messages.stream_info() as i
-    """)
+    row = await look.row(sql.SEGMENTS)
     if not row["count"]:
         return ok("there is no stream")
     if row["segments"] > _MANY:
@@ -59,12 +48,7 @@ async def check_segments(look: Look) -> Finding:
 
 async def check_forwards(look: Look) -> Finding:
     """Whether events that should go into a queue get there."""
-    row = await look.row("""
-        select count(*), max(
-          format('%s of stream %s into queue %s: %s', subscriber, stream, queue, last_error)
-        ) filter (where failed_at is not null) as failed
-        from messages.forwards()
-    """)
+    row = await look.row(sql.FORWARDING)
     if row["failed"]:
         return fail(f"no forwarding for {row['failed']}", "repair that; it is tried each minute")
     return ok(f"{row['count']} subscriptions are forwarded into queues")

@@ -1,0 +1,67 @@
+"""`notifyq stream forward`, `unforward`, `forwards`: from a stream into a queue."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from notifyq.cli.common import DsnOption, JsonOption, open_database, out, print_rows, run
+from notifyq.streams import Streams
+
+_Stream = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
+_Subscriber = Annotated[str, typer.Argument(help="Name of the subscriber.")]
+
+
+def forward(
+    stream: _Stream,
+    subscriber: _Subscriber,
+    queue: Annotated[str, typer.Argument(help="Where its events go.")],
+    position: Annotated[
+        str, typer.Option("--from", metavar="POSITION", help="Where a new subscriber begins.")
+    ] = "last",
+    filter_: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="JSONPATH", help="Only events like this: '$.n < 3'."),
+    ] = None,
+    dsn: DsnOption = None,
+) -> None:
+    """Move the events of a subscriber into a queue, each exactly once."""
+
+    async def begin() -> None:
+        async with open_database(dsn) as database:
+            is_new = await Streams(database).forward(stream, subscriber, queue, position, filter_)
+        how = "forwards" if is_new else "goes on: it forwards"
+        out.print(f"{subscriber} {how} from {stream} into {queue}")
+
+    run(begin())
+
+
+def unforward(
+    stream: _Stream,
+    subscriber: _Subscriber,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the subscription, for somebody to read.")
+    ] = False,
+    dsn: DsnOption = None,
+) -> None:
+    """End forwarding, and the subscription with it."""
+
+    async def end() -> None:
+        async with open_database(dsn) as database:
+            ended = await Streams(database).unforward(stream, subscriber, keep=keep)
+        done = f"{subscriber} forwards no more"
+        out.print(done if ended else f"{subscriber} does not forward")
+
+    run(end())
+
+
+def forwards(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
+    """List what is forwarded into which queue, and what fails."""
+
+    async def list_forwards() -> None:
+        async with open_database(dsn) as database:
+            rows = [dict(row) for row in await Streams(database).forwards()]
+        print_rows(rows, as_json=as_json, empty="nothing is forwarded")
+
+    run(list_forwards())
