@@ -206,27 +206,6 @@ select r.* from messages.receive_many(source => $1, places => $2, queues => $3,
   keys => $8, dedup_keys => $9, dedup_scopes => $10, max_attempts => $11, after => $12,
   remember => $13) as r
 """
-SKIPPED = """
-select count(*) from messages.dead_list(quantity => 1000) as d
-where d.subscriber is not null and d.event_id is null
-"""
-FURTHEST_BEHIND = """
-select max(lag) as lag, max(pending) as pending, (
-  array_agg(format('%s of stream %s', subscriber, stream) order by lag desc)
-)[1] as name
-from messages.subscription_info()
-"""
-SEGMENTS = """
-select count(*), sum(i.bytes) as bytes, max(i.segments) as segments,
-  (array_agg(i.stream order by i.segments desc))[1] as stream
-from messages.stream_info() as i
-"""
-FORWARDING = """
-select count(*), max(
-  format('%s of stream %s into queue %s: %s', subscriber, stream, queue, last_error)
-) filter (where failed_at is not null) as failed
-from messages.forwards()
-"""
 IS_FOREIGN = "select messages._is_foreign(messages._here())"
 ADOPT = "select messages.adopt()"
 

@@ -18,40 +18,48 @@ _MANY = 12
 
 async def check_subscribers(look: Look) -> Finding:
     """Whether somebody does not read what it subscribes to, or is skipped."""
-    skipped = await look.value(sql.SKIPPED)
+    dead = await look.connection.fetch(sql.DEAD_LIST, None, 1000, 0, None)
+    skipped = [row for row in dead if row["subscriber"] and row["event_id"] is None]
     if skipped:
         return fail(
-            f"events were skipped {skipped} times, of subscribers too far behind",
+            f"events of {skipped[0]['subscriber']} were skipped, as it was too far behind",
             "see `notifyq dead ls`; repair the subscriber, and raise max_lag or max_events",
         )
-    row = await look.row(sql.FURTHEST_BEHIND)
-    if row["lag"] is not None and row["lag"] > _LONG:
+    rows = await look.connection.fetch(sql.SUBSCRIPTION_INFO, None, None)
+    if not rows:
+        return ok("nobody subscribes")
+    last = max(rows, key=lambda row: row["lag"])
+    if last["lag"] > _LONG:
         return warn(
-            f"subscriber {row['name']} is {lasting(row['lag'])} behind",
+            f"{last['subscriber']} of stream {last['stream']} is {lasting(last['lag'])} behind",
             "run it, or end it with messages.unsubscribe(): what it has not read is kept",
         )
-    return ok("nobody subscribes" if row["lag"] is None else f"{lasting(row['lag'])} behind")
+    return ok(f"{lasting(last['lag'])} behind at most")
 
 
 async def check_segments(look: Look) -> Finding:
     """Whether tables of events pile up that cannot be emptied."""
-    row = await look.row(sql.SEGMENTS)
-    if not row["count"]:
-        return ok("there is no stream")
-    if row["segments"] > _MANY:
-        return warn(
-            f"stream {row['stream']} keeps {row['segments']} tables of events",
-            "its slowest subscriber, a long transaction or a long retention holds them",
-        )
-    return ok(f"{row['count']} streams with {row['bytes'] / 2**20:.0f} MB")
+    rows = await look.connection.fetch(sql.STREAM_INFO, None)
+    for row in rows:
+        if row["segments"] > _MANY:
+            return warn(
+                f"stream {row['stream']} keeps {row['segments']} tables of events",
+                "its slowest subscriber, a long transaction or a long retention holds them",
+            )
+    return ok(f"{len(rows)} streams with {sum(row['bytes'] for row in rows) / 2**20:.0f} MB")
 
 
 async def check_forwards(look: Look) -> Finding:
     """Whether events that should go into a queue get there."""
-    row = await look.row(sql.FORWARDING)
-    if row["failed"]:
-        return fail(f"no forwarding for {row['failed']}", "repair that; it is tried each minute")
-    return ok(f"{row['count']} subscriptions are forwarded into queues")
+    rows = await look.connection.fetch(sql.FORWARDS, None)
+    for row in rows:
+        if row["failed_at"]:
+            return fail(
+                f"{row['subscriber']} of stream {row['stream']} is not forwarded into queue "
+                f"{row['queue']}: {row['last_error']}",
+                "repair that: it is tried again each minute",
+            )
+    return ok(f"{len(rows)} subscriptions are forwarded into queues")
 
 
 CHECKS = {
