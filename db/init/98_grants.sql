@@ -214,12 +214,5 @@ begin
     messages.forward(text, text, text, text, jsonpath),
     messages.unforward(text, text, boolean)
     to notifyq_admin;
-  -- Whether a table is captured is decided by its owner, into which stream by who may publish.
-  grant execute on function
-    messages.capture(regclass, text, text[], text, text[]),
-    messages.capture_sql(regclass, text, text[], text, text[]),
-    messages.capture_rows(), messages.capture_updates(), messages.capture_each(),
-    messages.uncapture(regclass, text), messages.captures(text)
-    to notifyq_publisher, notifyq_admin;
 end;
 $$;

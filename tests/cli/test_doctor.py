@@ -303,6 +303,9 @@ async def test_who_may_not_look_is_told_which_right_that_needs(
         "upkeep",
         "schedules",
         "backlog",
+        "subscribers",
+        "segments",
+        "forwards",
         "idle",
         "long",
     }
