@@ -29,10 +29,7 @@ begin
   -- A full notification queue fails the commit, where nothing can catch it.
   if stream.bell <> 'off' and pg_notification_queue_usage() < 0.5 then
     perform pg_notify('new_event', stream.name);
-    -- Who claims from a queue moves what is forwarded into it.
-    if exists (select from messages.forward) then
-      perform messages._ring_forwards(stream);
-    end if;
+    perform messages._ring_forwards(stream) where exists (select from messages.forward);
   end if;
 end;
 $$;
@@ -113,7 +110,6 @@ create or replace function messages._publish_events(
   keys text[],
   type text,
   headers jsonb,
-  -- Whether somebody else has allowed it, whoever the caller is.
   is_allowed boolean default false
 )
   returns bigint[]

@@ -128,17 +128,11 @@ UNBLOCK = "select messages.unblock(id => $1)"
 ATTEMPTS = "select * from messages.attempts(id => $1)"
 ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
 
-DEAD_LIST = """
-select * from messages.dead_list(queue => $1, quantity => $2, skip => $3, subscriber => $4)
-"""
+DEAD_LIST = "select * from messages.dead_list($1, $2, $3, subscriber => $4)"
 DEAD_COUNT = "select messages.dead_count(queue => $1, subscriber => $2)"
 DEAD_RETRY = "select messages.dead_retry(variadic ids => $1::bigint[])"
 DEAD_DELETE = "select messages.dead_delete(variadic ids => $1::bigint[])"
-REDRIVE = """
-select messages.redrive(
-  queue => $1, status => $2::messages.message_status, since => $3, until => $4, quantity => $5,
-  subscriber => $6)
-"""
+REDRIVE = "select messages.redrive($1, $2::messages.message_status, $3, $4, $5, $6)"
 RING = "select true from pg_notify($1, '')"
 KEEP_ALIVE = """
 select a.pid, a.backend_start, set_config('tcp_keepalives_idle', '10', false),
@@ -226,10 +220,7 @@ RESUME_STREAM = "select messages.resume_stream(name => $1)"
 STREAM_INFO = "select * from messages.stream_info(stream => $1)"
 SUBSCRIBE = "select messages.subscribe(stream => $1, subscriber => $2, place => $3)"
 UNSUBSCRIBE = "select messages.unsubscribe(stream => $1, subscriber => $2)"
-FORWARD = """
-select messages.forward(stream => $1, subscriber => $2, queue => $3, place => $4,
-  filter => $5::text::jsonpath)
-"""
+FORWARD = "select messages.forward($1, $2, $3, place => $4, filter => $5::text::jsonpath)"
 UNFORWARD = "select messages.unforward(stream => $1, subscriber => $2, keep => $3)"
 FORWARDS = "select * from messages.forwards(stream => $1)"
 SEEK = "select messages.seek(stream => $1, subscriber => $2, place => $3)"
