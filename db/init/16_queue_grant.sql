@@ -63,6 +63,7 @@ create table if not exists messages.flow_state (
   place bigint[],
   round bigint not null default 0,
   had integer not null default 0,
+  unlisted integer not null default 0,
   constraint flow_state_queue_number_pk primary key (queue, number)
 );
 
@@ -87,6 +88,8 @@ comment on column messages.flow_state.round is
   'How many times all keys of a fair queue have had their share.';
 comment on column messages.flow_state.had is
   'How much of its share after_key has had in this round.';
+comment on column messages.flow_state.unlisted is
+  'How many more were handed out, at a time when that was far from the limits.';
 
 do $$
 begin

@@ -31,8 +31,10 @@ begin
 end;
 $$;
 
--- Take those that are locked no more out of what runs, where it matters: with quantity more, none
--- of the limits may be exceeded. new has been claimed ahead, by this transaction.
+-- Know what runs as well as matters: with quantity more, none of the limits may be exceeded. Far
+-- from them it is enough how many were handed out since all that is locked was counted; as they
+-- come near their ids are kept, and those that are locked no more taken out. new has been claimed
+-- ahead, by this transaction.
 create or replace function messages._count_running(
   queue messages.queue, quantity integer, state messages.flow_state, new bigint[]
 )
@@ -48,12 +50,18 @@ as $$
 declare
   v_state messages.flow_state := state;
   v_now timestamptz := clock_timestamp();
+  v_limit integer := least(queue.concurrency, queue.key_concurrency);
 begin
-  if queue.concurrency is null and queue.key_concurrency is null then
+  if v_limit is null then
     v_state.running := '{}';
-  elsif v_now not between state.counted_at and state.counted_at + interval '5 seconds' then
+    v_state.unlisted := 0;
+  elsif v_now not between state.counted_at and state.counted_at + interval '5 seconds'
+    or state.unlisted > 0
+    and state.unlisted + cardinality(state.running) + 4 * quantity > v_limit
+  then
     -- Now and then all that is locked: what was claimed without a limit counts as well.
     v_state.counted_at := v_now;
+    v_state.unlisted := 0;
     v_state.running := array(
       select m.id
       from messages.message as m
@@ -62,6 +70,10 @@ begin
       except all
       select n.id from unnest(_count_running.new) as n (id)
     );
+    if cardinality(v_state.running) + 20 * quantity <= v_limit then
+      v_state.unlisted := cardinality(v_state.running);
+      v_state.running := '{}';
+    end if;
     v_state.kept := cardinality(v_state.running);
   elsif cardinality(state.running) + quantity > least(
     queue.concurrency, case when new = '{}' then queue.key_concurrency end, 2 * state.kept + 500
@@ -109,6 +121,7 @@ begin
     paid_at = state.paid_at,
     counted_at = state.counted_at,
     running = state.running,
+    unlisted = state.unlisted,
     kept = state.kept,
     after_key = state.after_key,
     round = state.round,
@@ -135,7 +148,11 @@ begin
   if ids = '{}' then
     return v_state;
   end if;
-  if queue.concurrency is not null or queue.key_concurrency is not null then
+  if state.unlisted + cardinality(state.running) + 20 * cardinality(ids)
+    <= least(queue.concurrency, queue.key_concurrency)
+  then
+    v_state.unlisted := state.unlisted + cardinality(ids);
+  elsif queue.concurrency is not null or queue.key_concurrency is not null then
     v_state.running := state.running || ids;
   end if;
   if queue.rate is not null then

@@ -115,7 +115,7 @@ begin
     return array[]::bigint[];
   end if;
   -- A claim that is undone costs more than one that has waited: well away from the limits only.
-  if 4 * quantity > queue.concurrency - cardinality(v_before.running)
+  if 4 * quantity > queue.concurrency - v_before.unlisted - cardinality(v_before.running)
     or queue.rate is not null and 4 * quantity > messages._tokens(
       v_before.paid_at, clock_timestamp(), queue.rate, queue.rate_period, queue.rate_burst
     )
@@ -182,6 +182,7 @@ begin
   end if;
   v_state := messages._charge(queue, v_ids, v_state);
   v_picked.running := v_state.running;
+  v_picked.unlisted := v_state.unlisted;
   v_picked.kept := v_state.kept;
   v_picked.counted_at := v_state.counted_at;
   v_picked.paid_at := v_state.paid_at;

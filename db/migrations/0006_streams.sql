@@ -519,7 +519,8 @@ alter table messages.flow_state
   drop column keys,
   drop column scan_at,
   add column round bigint not null default 0,
-  add column had integer not null default 0;
+  add column had integer not null default 0,
+  add column unlisted integer not null default 0;
 alter table messages.flow_key drop column turn;
 create type messages.flow_pick as (
   ids bigint[],
@@ -537,6 +538,8 @@ comment on column messages.flow_state.round is
   'How many times all keys of a fair queue have had their share.';
 comment on column messages.flow_state.had is
   'How much of its share after_key has had in this round.';
+comment on column messages.flow_state.unlisted is
+  'How many more were handed out, at a time when that was far from the limits.';
 
 -- Procedures: what the broker of a role calls for the events of a subscriber.
 create table messages.subscriber_procedure (
