@@ -67,6 +67,9 @@ create table if not exists messages.flow_state (
   constraint flow_state_queue_number_pk primary key (queue, number)
 );
 
+-- Each claim may write it: to compress it would cost more than to write it as it is.
+alter table messages.flow_state alter column running set storage external;
+
 comment on table messages.flow_state is 'What the claims of a queue with limits leave to the next.';
 comment on column messages.flow_state.queue is 'Name of the queue.';
 comment on column messages.flow_state.number is 'Rises with every change.';

@@ -520,7 +520,8 @@ alter table messages.flow_state
   drop column scan_at,
   add column round bigint not null default 0,
   add column had integer not null default 0,
-  add column unlisted integer not null default 0;
+  add column unlisted integer not null default 0,
+  alter column running set storage external;
 alter table messages.flow_key drop column turn;
 create type messages.flow_pick as (
   ids bigint[],
