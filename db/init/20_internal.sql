@@ -152,6 +152,8 @@ create or replace function messages._archive(
   set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
+declare
+  v_archived integer;
 begin
   return query
   with ending as (
@@ -185,7 +187,8 @@ begin
   from gone as g
   join ending as e on e.id = g.id and e.lock_token = g.lock_token
   returning a.id;
-  if exists (
+  get diagnostics v_archived = row_count;
+  if v_archived < cardinality(_archive.ids) and exists (
     select from pg_inherits as i where i.inhparent = 'messages.message'::regclass
   ) then
     return query

@@ -29,7 +29,7 @@ create or replace function messages._mismatch(queue text, wanted text, given tex
 as $$
 begin
   raise datatype_mismatch using
-    message = format('queue %L has values of type %s, not %s', queue, wanted, given),
+    message = format('%L has values of type %s, not %s', queue, wanted, given),
     detail = coalesce(detail, 'a value has exactly the type of its queue'),
     hint = format('publish with messages.enqueue(%L, value::%s)', queue, wanted);
 end;
@@ -101,7 +101,7 @@ begin
   if v_error is not null then
     raise exception using
       errcode = 'NQ030',
-      message = format('queue %L does not take this message: %s', name, v_error),
+      message = format('%L does not take this message: %s', name, v_error),
       hint = 'messages.queue_info() has its schema';
   end if;
 end;

@@ -21,9 +21,7 @@ begin
     select from pg_type as t where t.oid = type and t.typtype <> 'p' and t.typisdefined
       and t.typnamespace <> pg_my_temp_schema()
   ) then
-    perform messages._invalid(
-      format('payload_type cannot be %s', type), 'give one that columns of a table can have'
-    );
+    perform messages._invalid(format('payload_type cannot be %s', type), 'give one for columns');
   end if;
   -- Most are built in, and done with.
   if type >= 16384::oid and exists (
@@ -80,12 +78,14 @@ create or replace function messages._payload_type(name text)
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_type text := coalesce(
-    (select s.payload_type from messages.stream as s where s.name = _payload_type.name),
-    (messages._queue(name)).payload_type);
+  v_type text;
 begin
+  select s.payload_type into v_type from messages.stream as s where s.name = _payload_type.name;
+  if not found then
+    v_type := (messages._queue(name)).payload_type;
+  end if;
   if v_type is null then
-    perform messages._invalid(format('queue %L has no payload_type', name), 'use publish()');
+    perform messages._invalid(format('%L has no payload_type', name), 'use messages.publish()');
   end if;
   return v_type;
 end;

@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.stream, messages.queue (table lock)
--- calls:   messages._invalid, messages._check_positive, messages._open_segment, messages._cut_tick
+-- calls:   messages._invalid, messages._check_positive, messages._open_segment, messages._cut_tick,
+--          messages._check_payload_policy, messages._type_name, messages._schema_text
 -- raises:  NQ003 invalid argument, NQ020 stream not found
 
 create or replace function messages._stream(name text)
@@ -94,6 +95,9 @@ begin
   v_stream.max_bytes := coalesce(create_stream.max_bytes, 1048576);
   v_stream.bell := coalesce(create_stream.bell, 'auto');
   perform messages._check_stream(v_stream);
+  perform messages._check_payload_policy(
+    messages._type_name(create_stream.payload_type), create_stream.payload_schema
+  );
   -- Queues and streams are published into by the same function, so a name is one of the two. The
   -- lock makes create_queue() wait, which looks the other way round.
   lock table messages.queue in share mode;
@@ -107,8 +111,9 @@ begin
   )
   values (
     v_stream.name, v_stream.retention, v_stream.max_lag, v_stream.max_events, v_stream.max_bytes,
-    v_stream.bell, coalesce(create_stream.durable, true), create_stream.payload_type::text,
-    create_stream.payload_schema::text
+    v_stream.bell, coalesce(create_stream.durable, true),
+    messages._type_name(create_stream.payload_type),
+    messages._schema_text(create_stream.payload_schema)
   )
   on conflict on constraint stream_name_pk do nothing
   returning * into v_stream;
@@ -160,9 +165,13 @@ begin
   update messages.stream as s
   set retention = v_stream.retention, max_lag = v_stream.max_lag,
     max_events = v_stream.max_events, max_bytes = v_stream.max_bytes, bell = v_stream.bell,
-    payload_type = coalesce(alter_stream.payload_type::text, s.payload_type),
-    payload_schema = coalesce(alter_stream.payload_schema::text, s.payload_schema)
-  where s.id = v_stream.id;
+    payload_type = case when alter_stream.payload_type is null then s.payload_type
+      else messages._type_name(alter_stream.payload_type) end,
+    payload_schema =
+      messages._schema_text(coalesce(alter_stream.payload_schema, s.payload_schema::jsonb))
+  where s.id = v_stream.id
+  returning * into v_stream;
+  perform messages._check_payload_policy(v_stream.payload_type, v_stream.payload_schema::jsonb);
 end;
 $$;
 comment on function messages.alter_stream(

@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.event; notifies new_event
 -- calls:   messages._stream, messages._check_access, messages._invalid, messages._attend,
---          messages._ring_forwards
+--          messages._ring_forwards, messages._check_payload
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ008 too large, NQ020 stream not
 --          found, NQ024 stream paused
 
@@ -98,6 +98,12 @@ begin
         stream.max_bytes
       ),
       hint = 'raise max_bytes of the stream, or publish a reference to what is large';
+  end if;
+  if stream.payload_type is not null or stream.payload_schema is not null then
+    perform messages._check_payload(
+      stream.name, stream.payload_type, stream.payload_schema::jsonb, p.payload
+    )
+    from unnest(payloads) as p (payload);
   end if;
 end;
 $$;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
@@ -32,8 +33,8 @@ _DURATIONS = frozenset(
 class Policy:
     """Policy of a queue; None is the default when it is created, "as it is" when it is altered.
 
-    Durations are timedeltas or seconds. For limits, from `concurrency` on, 0 is "none": that takes
-    one away.
+    Durations are timedeltas or seconds. For limits, from `concurrency` to `capacity`, 0 is "none":
+    that takes one away, as "-" does for `payload_type`, and True for `payload_schema`.
     """
 
     lock_timeout: timedelta | float | None = None
@@ -55,6 +56,12 @@ class Policy:
     fair: bool | None = None
     capacity: int | None = None
     overflow: Overflow | None = None
+    durable: bool | None = None
+    """False: messages are gone after a crash of the server, and only what dies is archived."""
+    payload_type: str | None = None
+    """The type whose values messages are, as PostgreSQL names it: `integer`, not `int4`."""
+    payload_schema: Mapping[str, object] | bool | None = None
+    """The JSON Schema that messages must satisfy."""
 
     def args(self) -> tuple[object, ...]:
         """The values in the order of the SQL functions."""
@@ -63,15 +70,23 @@ class Policy:
     def differences(self, queue: Mapping[str, object]) -> list[str]:
         """What a queue, a row of `queue_info`, has otherwise than is said here."""
         said = {name: value for name, value in self._values().items() if value is not None}
-        # No limit is null there and 0 here.
+        found = {name: queue[name] for name in said}
+        if schema := found.get("payload_schema"):
+            found["payload_schema"], said["payload_schema"] = (
+                json.dumps(json.loads(str(it)), sort_keys=True)
+                for it in (schema, said["payload_schema"])
+            )
+        # None of them is null there, and one of these here.
         return [
-            f"{name} is {queue[name]}, not {value}"
+            f"{name} is {found[name]}, not {value}"
             for name, value in said.items()
-            if queue[name] != value and not (queue[name] is None and value == 0)
+            if found[name] != value and not (found[name] is None and value in (0, "-", "true"))
         ]
 
     def _values(self) -> dict[str, object]:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.payload_schema is not None:
+            given["payload_schema"] = json.dumps(self.payload_schema)
         return {
             name: seconds(value) if name in _DURATIONS else value for name, value in given.items()
         }

@@ -64,14 +64,16 @@ select messages.create_queue(
   name => $1, lock_timeout => $2, max_attempts => $3, backoff => $4, backoff_max => $5,
   bell => $6, retention => $7, max_bytes => $8, concurrency => $9, key_concurrency => $10,
   rate => $11, rate_period => $12, rate_burst => $13, key_rate => $14, key_rate_period => $15,
-  key_rate_burst => $16, ordered => $17, fair => $18, capacity => $19, overflow => $20)
+  key_rate_burst => $16, ordered => $17, fair => $18, capacity => $19, overflow => $20,
+  durable => $21, payload_type => $22::text::regtype, payload_schema => $23)
 """
 ALTER_QUEUE = """
 select messages.alter_queue(
   name => $1, lock_timeout => $2, max_attempts => $3, backoff => $4, backoff_max => $5,
   bell => $6, retention => $7, max_bytes => $8, concurrency => $9, key_concurrency => $10,
   rate => $11, rate_period => $12, rate_burst => $13, key_rate => $14, key_rate_period => $15,
-  key_rate_burst => $16, ordered => $17, fair => $18, capacity => $19, overflow => $20)
+  key_rate_burst => $16, ordered => $17, fair => $18, capacity => $19, overflow => $20,
+  durable => $21, payload_type => $22::text::regtype, payload_schema => $23)
 """
 DROP_QUEUE = "select messages.drop_queue(name => $1, force => $2)"
 PAUSE_QUEUE = "select messages.pause_queue(name => $1)"

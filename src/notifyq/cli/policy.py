@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import json
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -81,6 +83,19 @@ def weight(text: str) -> float:
     return read
 
 
+def schema(text: str) -> object:
+    """A JSON Schema, as it is or with @ the file that has it; `none` is no schema."""
+    if text == "none":
+        return True
+    try:
+        read = json.loads(Path(text[1:]).read_bytes() if text.startswith("@") else text)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"give JSON, @file or none: {error}") from error
+    if not isinstance(read, dict | bool):
+        raise typer.BadParameter("a JSON Schema is an object")
+    return read
+
+
 def _limit(metavar: str, help: str) -> Any:
     return typer.Option(parser=limit, metavar=metavar, help=help, rich_help_panel=_LIMITS)
 
@@ -113,4 +128,18 @@ FairOption = Annotated[
     typer.Option(
         "--fair/--unfair", help="Keys have equal shares of the workers.", rich_help_panel=_LIMITS
     ),
+]
+DurableOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--durable/--volatile", help="Volatile: its messages are gone after a crash of the server."
+    ),
+]
+PayloadTypeOption = Annotated[
+    str | None,
+    typer.Option(metavar="TYPE", help="Messages are values of this type; - is none."),
+]
+PayloadSchemaOption = Annotated[
+    Any,
+    typer.Option(parser=schema, metavar="JSON", help="JSON Schema of its messages, @file or none."),
 ]

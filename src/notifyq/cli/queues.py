@@ -16,6 +16,7 @@ from notifyq.cli.policy import (
     BellOption,
     CapacityOption,
     ConcurrencyOption,
+    DurableOption,
     FairOption,
     KeyConcurrencyOption,
     KeyRateBurstOption,
@@ -24,6 +25,8 @@ from notifyq.cli.policy import (
     MaxBytesOption,
     OrderedOption,
     OverflowOption,
+    PayloadSchemaOption,
+    PayloadTypeOption,
     RateBurstOption,
     RateOption,
     RetentionOption,
@@ -54,6 +57,8 @@ def ls(context: typer.Context, dsn: DsnOption = None, as_json: JsonOption = Fals
         names = _COLUMNS + (_MORE if out.width >= _WIDE else ())
         shown = [{name.removesuffix("_waiting_at"): row[name] for name in names} for row in rows]
         print_rows(rows if as_json else shown, as_json=as_json, empty="no queues")
+        if not as_json and (volatile := [row["queue"] for row in rows if not row["durable"]]):
+            out.print(f"volatile, contents are gone after a crash: {', '.join(volatile)}")
 
     run(list_queues())
 
@@ -78,6 +83,9 @@ def create(
     fair: FairOption = None,
     capacity: CapacityOption = None,
     overflow: OverflowOption = None,
+    durable: DurableOption = None,
+    payload_type: PayloadTypeOption = None,
+    payload_schema: PayloadSchemaOption = None,
     dsn: DsnOption = None,
 ) -> None:
     """Create a queue; what is not given is the default."""
@@ -87,6 +95,8 @@ def create(
         async with open_database(dsn) as database:
             created = await Admin(database).create_queue(name, policy)
         out.print(f"created {name}" if created else f"{name} exists, nothing changed")
+        if created and durable is False:
+            out.print("its contents are gone after a crash of the server")
 
     run(create_queue())
 
@@ -111,6 +121,9 @@ def alter(
     fair: FairOption = None,
     capacity: CapacityOption = None,
     overflow: OverflowOption = None,
+    durable: DurableOption = None,
+    payload_type: PayloadTypeOption = None,
+    payload_schema: PayloadSchemaOption = None,
     dsn: DsnOption = None,
 ) -> None:
     """Change the policy of a queue; what is not given stays as it is."""
