@@ -93,18 +93,15 @@ begin
   if v_bytes > stream.max_bytes then
     raise exception using
       errcode = 'NQ008',
-      message = format(
-        'an event has %s bytes with its headers, and stream %L takes %s', v_bytes, stream.name,
-        stream.max_bytes
-      ),
+      message = format('an event has %s bytes with its headers, and stream %L takes %s',
+        v_bytes, stream.name, stream.max_bytes),
       hint = 'raise max_bytes of the stream, or publish a reference to what is large';
   end if;
-  if stream.payload_type is not null or stream.payload_schema is not null then
-    perform messages._check_payload(
-      stream.name, stream.payload_type, stream.payload_schema::jsonb, p.payload
-    )
-    from unnest(payloads) as p (payload);
-  end if;
+  perform messages._check_payload(
+    stream.name, stream.payload_type, stream.payload_schema::jsonb, p.payload
+  )
+  from unnest(payloads) as p (payload)
+  where coalesce(stream.payload_type, stream.payload_schema) is not null;
 end;
 $$;
 
@@ -169,6 +166,7 @@ begin
   if v_stream.paused
     or octet_length(payload::text) + coalesce(octet_length(headers::text), 0) > v_stream.max_bytes
     or jsonb_typeof(headers) <> 'object'
+    or v_stream.payload_type is not null or v_stream.payload_schema is not null
     or exists (select from messages.queue_grant)
     or pg_relation_is_updatable('messages.schema_version', false) is null
   then
