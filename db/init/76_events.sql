@@ -98,8 +98,7 @@ begin
       hint = 'raise max_bytes of the stream, or publish a reference to what is large';
   end if;
   perform messages._check_payload(
-    stream.name, stream.payload_type, stream.payload_schema::jsonb, p.payload
-  )
+    stream.name, stream.payload_type, stream.payload_schema::jsonb, p.payload)
   from unnest(payloads) as p (payload)
   where coalesce(stream.payload_type, stream.payload_schema) is not null;
 end;
