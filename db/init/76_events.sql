@@ -83,13 +83,10 @@ begin
     perform messages._check_access(stream.name, 'publish into');
   end if;
   if jsonb_typeof(headers) <> 'object' then
-    perform messages._invalid(
-      format('headers must be a JSON object, not %s', left(headers::text, 100))
-    );
+    perform messages._invalid(format('headers must be an object: %s', left(headers::text, 100)));
   end if;
-  v_bytes := (
-    select max(octet_length(concat(p.payload, headers))) from unnest(payloads) as p (payload)
-  );
+  select max(octet_length(concat(p.payload, headers))) into v_bytes
+  from unnest(payloads) as p (payload);
   if v_bytes > stream.max_bytes then
     raise exception using
       errcode = 'NQ008',
