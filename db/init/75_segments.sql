@@ -78,7 +78,7 @@ begin
   if v_bytes = 0 then
     return false;
   end if;
-  select sum(pg_relation_size(to_regclass('messages.' || messages._event_table(s.id)))),
+  select sum(pg_relation_size(to_regclass('messages.' || messages._event_table(s.id))))::bigint,
     clock_timestamp() - min(s.opened_at)
   into v_kept, v_age
   from messages.segment as s
@@ -117,7 +117,15 @@ begin
     update messages.segment as s set witnesses = v_open where s.id = segment.id;
     return false;
   end if;
-  if segment.witnesses && v_open then
+  -- Nor while this transaction itself has written to it: its own locks it is always granted.
+  if segment.witnesses && v_open
+    or exists (
+      select from pg_locks as l
+      where l.pid = pg_backend_pid()
+        and l.mode = 'RowExclusiveLock'
+        and l.relation = to_regclass('messages.' || v_table)
+    )
+  then
     return false;
   end if;
   -- Refused while somebody has written to it and is not over, prepared ones included.
