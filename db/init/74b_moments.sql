@@ -10,7 +10,7 @@
 create or replace function messages._present()
   returns pg_snapshot
   language plpgsql
-  volatile
+  stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
@@ -77,7 +77,7 @@ $$;
 create or replace function messages._last_event_id()
   returns bigint
   language plpgsql
-  volatile
+  stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$

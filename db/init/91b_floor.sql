@@ -39,6 +39,7 @@ $$;
 create or replace function messages._needs(subscription bigint, segment messages.segment)
   returns boolean
   language plpgsql
+  stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off

@@ -11,6 +11,7 @@
 create or replace function messages._segment_events(batch messages.batch, segment bigint)
   returns setof messages.batch_event
   language plpgsql
+  stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
