@@ -93,7 +93,7 @@ $$;
 create or replace function messages._fresh_low()
   returns bigint
   language plpgsql
-  volatile
+  stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
@@ -121,7 +121,7 @@ create or replace function messages._moment(
   out high bigint
 )
   language plpgsql
-  volatile
+  stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$

@@ -106,6 +106,7 @@ create or replace function messages._next_events(
 )
   returns messages.batch
   language plpgsql
+  stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off

@@ -17,6 +17,9 @@ as $$
 declare
   v_id bigint;
 begin
+  if due = '{}' then
+    return null;
+  end if;
   with published as (
     -- The token is one that nobody else can give to a new message, see _admit(): a schedule was
     -- allowed to publish when it was defined, and who fires it need not be allowed to.

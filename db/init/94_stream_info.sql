@@ -48,6 +48,7 @@ comment on function messages.stream_info(text) is
 create or replace function messages._unread(subscription bigint)
   returns messages.batch
   language plpgsql
+  stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
@@ -80,6 +81,7 @@ $$;
 create or replace function messages._first_unread_at(unread messages.batch)
   returns timestamptz
   language plpgsql
+  stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$

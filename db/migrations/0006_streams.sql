@@ -2,9 +2,7 @@
 -- breaking: no
 -- needs: owner
 --
--- owns:    messages.message_volatile, messages.volatile_room, messages.volatile_count,
---          messages.relay_self, messages.relay_mark, messages.owner_session,
---          messages.forward, and the tables of streams
+-- owns:    the tables, sequences and types that it makes
 -- writes:  nothing
 -- calls:   nothing
 -- raises:  nothing
@@ -25,7 +23,14 @@ begin
       values
         ('dead_list(text, integer, integer)'), ('dead_count(text)'),
         ('dead_since(pg_snapshot, text)'),
-        ('redrive(text, messages.message_status, timestamptz, timestamptz, integer)')
+        ('redrive(text, messages.message_status, timestamptz, timestamptz, integer)'),
+        ('claim(text[], integer, interval, text, jsonpath, boolean, integer[])'),
+        ('_look_fair(messages.queue, integer, jsonpath, messages.flow_state)'),
+        ('_look_keys(messages.queue, integer, jsonpath, boolean, messages.flow_state)'),
+        (
+          '_pick_fair(messages.queue, text[], integer, integer, jsonpath, bigint[], bigint[], '
+          'bigint[], double precision)'
+        )
     ) as f (signature)
     where to_regprocedure('messages.' || f.signature) is not null
   loop
@@ -194,11 +199,6 @@ comment on column messages.owner_session.pid is 'The server process.';
 comment on column messages.owner_session.number is
   'Half of the advisory lock (730542, number) that it holds until it ends.';
 comment on column messages.owner_session.opened_at is 'When it owned its first message.';
-
--- It has one argument more: with both, a call could mean either.
-drop function if exists messages.claim(
-  text[], integer, interval, text, jsonpath, boolean, integer[]
-);
 
 -- Streams.
 create type messages.batch_event as (
@@ -504,16 +504,6 @@ comment on column messages.event_retry.retries is 'How often it is handed out ag
 
 -- Shares: claims go round through the keys, and remember how far they are. A queue that has shares
 -- begins a new round; nobody loses or gains more than one.
-drop function if exists messages._look_fair(
-  messages.queue, integer, jsonpath, messages.flow_state
-);
-drop function if exists messages._look_keys(
-  messages.queue, integer, jsonpath, boolean, messages.flow_state
-);
-drop function if exists messages._pick_fair(
-  messages.queue, text[], integer, integer, jsonpath, bigint[], bigint[], bigint[],
-  double precision
-);
 alter table messages.flow_state
   drop column turn,
   drop column keys,

@@ -169,7 +169,7 @@ MUTANTS = (
         (
             Edit(
                 "20_internal.sql",
-                "delete from messages.message as m",
+                "delete from only messages.message as m",
                 "select m.* from messages.message as m",
             ),
             Edit("20_internal.sql", "\n    returning m.*", ""),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from database import Connection
 
 NEXT = SCHEMA_VERSION + 1
-CLAIM = "messages.claim(text[], integer, interval, text, jsonpath, boolean, integer[])"
+CLAIM = "messages.claim(text[], integer, interval, text, jsonpath, boolean, integer[], jsonpath[])"
 FINISH_MANY = "messages.finish_many(bigint[], bigint[], messages.message_status[], text[], jsonb[])"
 REFUSED = (
     f"version {NEXT} of the schema is installed, which serves notifyq from schema {NEXT} on, and "
@@ -39,7 +39,7 @@ def replace(root: Path, *, serves: int, drops: str = "") -> None:
     oldest = rest.partition(";")[2]
     source.write_text(f"{version}  select {between}  select {serves};{oldest}")
     if drops:
-        (root / "init/98_contract.sql").write_text(f"drop function {drops};\n")
+        (root / "init/98z_contract.sql").write_text(f"drop function {drops};\n")
 
 
 async def upgrade(connection: Connection, root: Path) -> None:

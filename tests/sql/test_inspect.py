@@ -53,6 +53,11 @@ async def test_queue_info_counts_messages_by_where_they_stand(connection: Connec
         "capacity": None,
         "overflow": "reject",
         "blocked": 1,
+        "durable": True,
+        "payload_type": None,
+        "payload_schema": None,
+        "finished": None,
+        "dropped": None,
     }
     assert default["queue"] == "default"
     assert (default["waiting"], default["oldest_waiting_at"]) == (0, None)

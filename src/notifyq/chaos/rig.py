@@ -170,7 +170,7 @@ class Rig:
         try:
             await self.until(self._is_drained, "messages are still live", _DRAIN_SECONDS)
             async with self.connection() as connection:
-                dead = await connection.fetchval(sql.DEAD_COUNT, None)
+                dead = await connection.fetchval(sql.DEAD_COUNT, None, None)
             await self.until(
                 lambda: self.load.has_reported(dead), "the watch has not reported all that died"
             )

@@ -118,7 +118,12 @@ class _App(App):
     history: History
 
     def worker(
-        self, *, queues: Sequence[str] = (), sink: Sink | None = None, **settings: Any
+        self,
+        *,
+        queues: Sequence[str] = (),
+        streams: Sequence[str] = (),
+        sink: Sink | None = None,
+        **settings: Any,
     ) -> Worker:
         """A worker with a history."""
         self.history = History(
@@ -135,6 +140,7 @@ class _App(App):
             self.registry,
             settings=WorkerSettings.load(**settings),
             queues=queues,
+            streams=streams,
             sink=note,
             history=self.history,
         )

@@ -41,7 +41,7 @@ class Client:
         call = self.rig.history.invoke("claim")
         rows = await self.connection.fetch(
             sql.CLAIM,
-            *(_QUEUES, quantity, lock, self.name, None, False, None),
+            *(_QUEUES, quantity, lock, self.name, None, False, None, None),
         )
         names = ("id", "lock_token", "attempts", "locked_at", "lock_expires_at")
         call.ok(messages=[{name: row[name] for name in names} for row in rows])
