@@ -13,6 +13,7 @@
 create or replace function messages._events_after(last messages.batch, most bigint, fresh bigint)
   returns bigint
   language plpgsql
+  stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
