@@ -12,6 +12,7 @@ PROMISES = {
     "listen-notify": ("o", 23),
     "pgq": ("p", 30),
     "q4m": ("m", 26),
+    "qhb": ("h", 29),
     "skip-locked": ("d", 13),
 }
 
