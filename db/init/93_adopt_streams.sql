@@ -28,11 +28,13 @@ begin
     from messages.batch as b
     left join messages.batch_end as d on d.batch = b.id
     where b.subscription = u.id
-      and not pg_visible_in_snapshot(e.xid, b.seen)
+      -- Whatever is published here already has a number that may mean anything, and a larger id.
+      and (not pg_visible_in_snapshot(e.xid, b.seen) or e.id > b.upto_high)
       and case
         when b.previous = (
           select max(l.previous) from messages.batch as l where l.subscription = u.id
         ) then not pg_visible_in_snapshot(e.xid, b.upto)
+          or e.id > b.upto_high
           or e.id > case when b.kind = 'events' and d.batch is null then b.after_id
             else b.last_id end
         else b.kind = 'events' and d.batch is null and pg_visible_in_snapshot(e.xid, b.upto)
