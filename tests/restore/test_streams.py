@@ -46,7 +46,7 @@ async def test_subscribers_go_on_where_they_were_after_a_restore(
     connection: Connection, database: str, programs: Programs, elsewhere: str, tmp_path: Path
 ) -> None:
     # So that numbers of transactions are larger here than on the other server.
-    await burn(connection, 500)
+    await burn(connection, 5000)
     await value(connection, "create_stream", name="s")
     for name in ("half", "opened", "done", "none"):
         await value(connection, "subscribe", stream="s", subscriber=name)
@@ -64,6 +64,8 @@ async def test_subscribers_go_on_where_they_were_after_a_restore(
             await open_some(restored, "half", 1)
         # Published before anybody looked: its transaction has a number that was given before.
         await publish(restored, 11)
+        xid = "select max(xid::text::bigint) from messages.event where message {} '11'"
+        assert await restored.fetchval(xid.format("=")) < await restored.fetchval(xid.format("<>"))
         assert await value(restored, "adopt")
         await publish(restored, 12)
         assert await unread(restored, "half") == [*range(5, 13)]
