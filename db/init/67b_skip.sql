@@ -19,14 +19,12 @@ create or replace function messages._events_after(last messages.batch, most bigi
 as $$
 declare
   v_next messages.batch := last;
-  v_found bigint;
   v_count bigint := 0::bigint;
 begin
   loop
     v_next := messages._next_events(v_next, 1000000, fresh);
     exit when v_next.subscription is null;
-    select a.there into v_found from messages._ahead(v_next, 1000000) as a;
-    v_count := v_count + v_found;
+    v_count := v_count + (messages._ahead(v_next, 1000000)).there;
     exit when v_count > most;
   end loop;
   return v_count;
