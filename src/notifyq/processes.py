@@ -55,8 +55,9 @@ class Processes:
             began()
             outcome: Outcome = await child.call(handle, where, message)
         except BrokenProcessPool:
-            self._throw_away(child)
+            # Before it is thrown away: the executor's thread may be first to hear of the end.
             code = await asyncio.to_thread(child.exit_code)
+            self._throw_away(child)
             raise ProcessDiedError(f"the process of the handler died: {_told(code)}") from None
         except BaseException:
             self._throw_away(child)
@@ -95,6 +96,8 @@ class _Child:
     def exit_code(self) -> int | None:
         with contextlib.suppress(ValueError, AssertionError):
             self._process.join(_EXITS_WITHIN)
+            if self._process.exitcode is None:
+                self._executor.shutdown(wait=True)
             return self._process.exitcode
         return None
 
