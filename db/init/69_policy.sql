@@ -8,6 +8,27 @@
 --          messages._check_payload_policy, messages._ring_again
 -- raises:  NQ003 invalid argument, NQ009 open transactions
 
+-- A name of a queue, a stream or a subscriber.
+create or replace function messages._check_name(kind text, name text)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if name is null
+    or octet_length(name) not between 1 and 200
+    or name ~ '[:[:cntrl:]]'
+    or name <> btrim(name)
+  then
+    perform messages._invalid(
+      format('%L cannot be the name of a %s', name, kind),
+      'a name has 1 to 200 bytes, no colon, no control character and no blank at its ends'
+    );
+  end if;
+end;
+$$;
+
 create or replace function messages._check_policy(queue messages.queue)
   returns void
   language plpgsql
@@ -15,15 +36,7 @@ create or replace function messages._check_policy(queue messages.queue)
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
-  if octet_length(queue.name) not between 1 and 200
-    or queue.name ~ '[:[:cntrl:]]'
-    or queue.name <> btrim(queue.name)
-  then
-    perform messages._invalid(
-      format('%L cannot be the name of a queue', queue.name),
-      'a name has 1 to 200 bytes, no colon, no control character and no blank at its ends'
-    );
-  end if;
+  perform messages._check_name('queue', queue.name);
   perform messages._check_positive('lock_timeout', queue.lock_timeout);
   perform messages._check_positive('retention', queue.retention);
   perform messages._check_attempts(queue.max_attempts);

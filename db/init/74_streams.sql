@@ -2,8 +2,9 @@
 --
 -- owns:    nothing
 -- writes:  messages.stream, messages.queue (table lock)
--- calls:   messages._invalid, messages._check_positive, messages._open_segment, messages._cut_tick,
---          messages._check_payload_policy, messages._type_name, messages._schema_text
+-- calls:   messages._invalid, messages._check_name, messages._check_positive,
+--          messages._open_segment, messages._cut_tick, messages._check_payload_policy,
+--          messages._type_name, messages._schema_text
 -- raises:  NQ003 invalid argument, NQ020 stream not found
 
 create or replace function messages._stream(name text)
@@ -40,15 +41,7 @@ begin
   if stream.name is null then
     perform messages._invalid('the name of a stream must not be null');
   end if;
-  if octet_length(stream.name) not between 1 and 200
-    or stream.name ~ '[:[:cntrl:]]'
-    or stream.name <> btrim(stream.name)
-  then
-    perform messages._invalid(
-      format('%L is no name of a stream', stream.name),
-      'take 1 to 200 bytes without a colon, control characters or outer blanks'
-    );
-  end if;
+  perform messages._check_name('stream', stream.name);
   if stream.retention < interval '0' then
     perform messages._invalid(format('retention must not be negative: %s', stream.retention));
   end if;

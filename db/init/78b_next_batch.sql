@@ -5,7 +5,7 @@
 -- calls:   messages._subscription, messages._check_quantity, messages._check_positive,
 --          messages._check_position, messages._is_open, messages._next_events,
 --          messages._add_batch, messages._ring_stream, messages._stream, messages._stream_key,
---          messages._hold_batch, messages._fresh_low
+--          messages._hold_batch, messages._batch, messages._fresh_low
 -- raises:  NQ003 invalid argument, NQ020 stream not found, NQ021 subscription not found, NQ022
 --          batch not found, NQ903 not adopted
 
@@ -186,8 +186,10 @@ create or replace function messages.finish_batch(batch bigint)
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_batch messages.batch := messages._hold_batch(finish_batch.batch);
+  v_batch messages.batch;
 begin
+  perform messages._hold_batch(finish_batch.batch);
+  v_batch := messages._batch(finish_batch.batch);
   insert into messages.batch_end (batch, is_finished)
   values (v_batch.id, true)
   on conflict on constraint batch_end_batch_pk do nothing;

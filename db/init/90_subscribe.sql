@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.subscription, messages.batch, messages.batch_end, messages.event_retry,
 --          messages.stream, messages.tick, messages.segment; notifies new_event
--- calls:   messages._stream, messages._subscription, messages._check_access, messages._invalid,
+-- calls:   messages._stream, messages._subscription, messages._check_access, messages._check_name,
 --          messages._check_captured, messages._place, messages._check_position,
 --          messages._add_batch, messages._ring_stream
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ021
@@ -27,16 +27,7 @@ begin
   if exists (select from messages.queue_grant) then
     perform messages._check_access(v_stream.name, 'consume from');
   end if;
-  if subscribe.subscriber is null
-    or octet_length(subscribe.subscriber) not between 1 and 200
-    or subscribe.subscriber ~ '[:[:cntrl:]]'
-    or subscribe.subscriber <> btrim(subscribe.subscriber)
-  then
-    perform messages._invalid(
-      format('%L is no name of a subscriber', subscribe.subscriber),
-      'take 1 to 200 bytes without a colon, control characters or outer blanks'
-    );
-  end if;
+  perform messages._check_name('subscriber', subscribe.subscriber);
   perform messages._check_position(v_place.upto);
   -- drop_stream() and the upkeep, which empties segments, look for subscriptions.
   perform from messages.stream as s where s.id = v_stream.id for share;

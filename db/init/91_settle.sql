@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.event_retry
--- calls:   messages._batch, messages._open_batch, messages._events, messages.batch_events,
+-- calls:   messages._open_batch, messages._events, messages.batch_events,
 --          messages._archive_event, messages._invalid
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ022 batch not open, NQ023 event
 --          not in the batch
@@ -10,14 +10,13 @@
 -- Held to the end of the transaction by whoever settles it or an event of it: two sessions that
 -- work on the same batch would wait for each other's events.
 create or replace function messages._hold_batch(id bigint)
-  returns messages.batch
+  returns void
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   perform from messages.batch as b where b.id = _hold_batch.id for no key update;
-  return messages._batch(id);
 end;
 $$;
 
@@ -78,9 +77,10 @@ create or replace function messages.retry_event(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_batch messages.batch := messages._hold_batch(batch);
+  v_batch messages.batch;
   v_event messages.batch_event;
 begin
+  perform messages._hold_batch(batch);
   v_batch := messages._open_batch(batch);
   if retry_event.delay < interval '0' then
     perform messages._invalid(format('delay must not be negative: %s', retry_event.delay));
@@ -141,9 +141,10 @@ create or replace function messages.fail_event(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_batch messages.batch := messages._hold_batch(batch);
+  v_batch messages.batch;
   v_event messages.batch_event;
 begin
+  perform messages._hold_batch(batch);
   v_batch := messages._open_batch(batch);
   if messages._has_outcome(v_batch, fail_event.event) then
     return false;

@@ -6,10 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
-import socket
-import tempfile
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,13 +14,14 @@ import pytest
 from database import create_clone, drop_database, install, open_session, session, until
 from notifyq import App
 from notifyq.config import with_database
-from notifyq.embedded import Server, debian_binaries, wheel_binaries
+from servers import kept_server
 from worker.running import Events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from database import Connection
+    from notifyq.embedded import Server
 
 _numbers = itertools.count(1)
 
@@ -45,26 +43,9 @@ async def app(database: str) -> AsyncIterator[App]:
 @pytest.fixture(scope="session")
 def own_server() -> Iterator[Server]:
     """Give a server that may crash, that prepares transactions, and has the schema installed."""
-    candidates = [debian_binaries(), wheel_binaries()]
-    if os.environ.get("NOTIFYQ_TEST_ENGINE") == "embedded":
-        candidates.reverse()
-    binaries = next(filter(None, candidates), None)
-    if binaries is None:
-        pytest.skip("no PostgreSQL is installed")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
-        # Run by root, the server is another user's and must be able to enter.
-        Path(folder).chmod(0o711)
-        settings = {"port": str(port), "fsync": "off", "max_prepared_transactions": "20"}
-        # It is not what a private server has, and what is committed must outlive the crash.
-        settings["synchronous_commit"] = "on"
-        server = Server(Path(folder) / "server", binaries=binaries, settings=settings)
-        try:
-            asyncio.run(_make_template(with_database(server.start(), "postgres")))
-            yield server
-        finally:
-            server.stop(force=True)
+    with kept_server(max_prepared_transactions="20") as server:
+        asyncio.run(_make_template(with_database(server.start(), "postgres")))
+        yield server
 
 
 async def _make_template(admin_dsn: str) -> None:

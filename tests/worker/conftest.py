@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from notifyq import App
-from notifyq.embedded import Server, debian_binaries, wheel_binaries
 from notifyq.inbox import Inbox
+from servers import kept_server
 from worker.running import Events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from notifyq import Message
+    from notifyq.embedded import Server
 
 
 @pytest.fixture
@@ -52,24 +49,6 @@ async def app(database: str) -> AsyncIterator[App]:
 @pytest.fixture
 def mortal_server() -> Iterator[Server]:
     """Give a server of the test's own that keeps data and port when it is stopped and started."""
-    candidates = [debian_binaries(), wheel_binaries()]
-    if os.environ.get("NOTIFYQ_TEST_ENGINE") == "embedded":
-        candidates.reverse()
-    binaries = next(filter(None, candidates), None)
-    if binaries is None:
-        pytest.skip("no PostgreSQL is installed")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
-        # Run by root, the server is another user's and must be able to enter.
-        Path(folder).chmod(0o711)
-        server = Server(
-            Path(folder) / "server",
-            binaries=binaries,
-            settings={"port": str(port), "fsync": "off", "synchronous_commit": "on"},
-        )
-        try:
-            server.start()
-            yield server
-        finally:
-            server.stop(force=True)
+    with kept_server() as server:
+        server.start()
+        yield server

@@ -1,0 +1,42 @@
+"""Servers of a test's own, which may be stopped, started and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notifyq.embedded import Server, debian_binaries, wheel_binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def kept_server(**settings: str) -> Iterator[Server]:
+    """Give a server, not started yet, that keeps data and port when it is stopped and started.
+
+    What is committed outlives a crash of the server, but not one of the machine.
+    """
+    candidates = [debian_binaries(), wheel_binaries()]
+    if os.environ.get("NOTIFYQ_TEST_ENGINE") == "embedded":
+        candidates.reverse()
+    binaries = next(filter(None, candidates), None)
+    if binaries is None:
+        pytest.skip("no PostgreSQL is installed")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
+        # Run by root, the server is another user's and must be able to enter.
+        Path(folder).chmod(0o711)
+        kept = {"port": str(port), "fsync": "off", "synchronous_commit": "on"}
+        server = Server(Path(folder) / "server", binaries=binaries, settings=kept | settings)
+        try:
+            yield server
+        finally:
+            server.stop(force=True)
