@@ -20,6 +20,7 @@ from notifyq.cli import (
     doctor,
     importing,
     messages,
+    pipelines,
     publish,
     queues,
     relay,
@@ -62,6 +63,7 @@ app.command("relay")(relay.relay)
 app.add_typer(queues.queues)
 app.add_typer(stream.stream)
 app.add_typer(schedules.schedules)
+app.add_typer(pipelines.spark)
 app.command("ls")(messages.ls)
 app.command("show")(messages.show)
 app.command("unblock")(messages.unblock)

@@ -1,0 +1,8 @@
+-- Lake: what was exported and loaded, and roll-ups.
+-- breaking: no
+-- needs: owner
+--
+-- owns:    the tables, sequences and types that it makes
+-- writes:  nothing
+-- calls:   nothing
+-- raises:  nothing

@@ -1,0 +1,7 @@
+"""`notifyq spark`: pipelines between PostgreSQL and a lake, one module a command."""
+
+from __future__ import annotations
+
+import typer
+
+spark = typer.Typer(name="spark", help="Move the archive to a lake and back.", no_args_is_help=True)
