@@ -7,11 +7,17 @@ import os
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from notifyq.errors import ConfigurationError
 
@@ -39,10 +45,11 @@ def _duration(value: Any) -> Any:
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Base of the settings classes: frozen, and strict about names."""
 
-    model_config = SettingsConfigDict(env_prefix="NOTIFYQ_", frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    env_prefix: ClassVar[str] = "NOTIFYQ_"
 
     @classmethod
     def load(cls, **values: Any) -> Self:
@@ -58,6 +65,19 @@ class Settings(BaseSettings):
             first = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in first["loc"])
             raise ConfigurationError(f"setting {name}: {first['msg']}") from None
+
+    # Not by pydantic-settings: every command would start a quarter of a second later.
+    @model_validator(mode="before")
+    @classmethod
+    def _add_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
+        environment = {name.upper(): value for name, value in os.environ.items()}
+        variables = {name: f"{cls.env_prefix}{name.upper()}" for name in cls.model_fields}
+        found = {
+            name: environment[variable]
+            for name, variable in variables.items()
+            if variable in environment
+        }
+        return {**found, **given}
 
 
 class DatabaseSettings(Settings):
@@ -87,7 +107,7 @@ class WorkerSettings(Settings):
 class RelaySettings(Settings):
     """How a relay moves messages from one database to another."""
 
-    model_config = SettingsConfigDict(env_prefix="NOTIFYQ_RELAY_", frozen=True, extra="forbid")
+    env_prefix = "NOTIFYQ_RELAY_"
 
     batch: int = Field(1000, ge=1, le=10_000)
     """Most messages in one claim and in one transaction of the target."""

@@ -102,7 +102,7 @@ def test_every_setting_is_in_the_table(settings: type[Settings]) -> None:
         documented = table(page("python.md"), "setting")
     for name, field in settings.model_fields.items():
         environment, default, meaning = documented[name]
-        assert environment == f"`{settings.model_config['env_prefix']}{name.upper()}`"
+        assert environment == f"`{settings.env_prefix}{name.upper()}`"
         assert field.default is not PydanticUndefined
         shown = str(field.default) if isinstance(field.default, int) else span(field.default)
         assert default == shown, name
