@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from database import open_session
+from migration.later import use_broker, use_relay, use_streams
+from migration.packages import (
+    ANY_PAYLOAD,
+    BEHIND,
+    ERROR,
+    LOCK,
+    NO_KEYS,
+    NO_LIMITS,
+    OLDER,
+    STATELESS,
+    Package,
+)
 from notifyq.admin import check_versions
 from notifyq.errors import SchemaTooNewError, SchemaTooOldError
 from notifyq.migrate.files import Files, Migration
@@ -17,53 +27,9 @@ from notifyq.sql import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from database import Connection
-
-OLDER = [2, 3, 4, 5]
-"""Versions whose statements are kept here, as their packages had them in sql.py."""
-NOT_SENT = {"NEW_MESSAGE", "DEAD_MESSAGE", "FINISHED_MESSAGE"}
-"""Names of channels."""
-STATELESS = {"NOW", "PATIENCE", "TRANSACTION", "NUMBER", "RING", "KEEP_ALIVE", "END_SESSION"}
-LOCK = timedelta(minutes=1)
-BEHIND: dict[str, Any] = {
-    "dedup_key": None,
-    "key": None,
-    "max_attempts": None,
-    "dedup_scope": None,
-    "dedup_window": None,
-    "on_duplicate": "keep",
-    "after": None,
-    "on_failure": "cancel",
-}
-"""Options that came later, and so stand last."""
-ERROR = ("ValueError", "ouch", "Traceback: …", False)
-NO_KEYS = [*BEHIND.values()]
-NO_LIMITS = (*[None] * 8, False, False, None, "reject")
-
-
-class Package:
-    """Sends the statements of an older package, and knows which of them were sent."""
-
-    def __init__(self, connection: Connection, version: int) -> None:
-        path = Path(__file__).with_name(f"statements_{version:04}.json")
-        self._statements: dict[str, str] = json.loads(path.read_text(encoding="ascii"))
-        self._connection = connection
-        self.version = version
-        self.left = set(self._statements) - NOT_SENT
-
-    def has(self, name: str) -> bool:
-        return name in self._statements
-
-    async def fetch(self, name: str, *args: Any) -> list[Any]:
-        # Where a later one has more parameters than an earlier one, they are the last.
-        self.left.discard(name)
-        count = next((n for n in range(30) if f"${n + 1}" not in self._statements[name]), 0)
-        return await self._connection.fetch(self._statements[name], *args[:count])
-
-    async def value(self, name: str, *args: Any) -> Any:
-        [row] = await self.fetch(name, *args)
-        return row[0]
 
 
 @pytest.fixture(params=OLDER)
@@ -77,7 +43,7 @@ async def package(request: pytest.FixtureRequest, database: str) -> AsyncIterato
 
 
 async def claim(package: Package, quantity: int = 10, queue: str = "old") -> list[Any]:
-    return await package.fetch("CLAIM", [queue], quantity, LOCK, "w", None, True, [2])
+    return await package.fetch("CLAIM", [queue], quantity, LOCK, "w", None, True, [2], None)
 
 
 async def publish(package: Package, text: str, **changes: Any) -> int:
@@ -127,8 +93,8 @@ async def test_a_life_of_messages(package: Package) -> None:
 
     await _bells(package)
     await _grants(package)
-    if package.has("ATTEMPTS"):
-        await _daily(package, first)
+    await _daily(package, first)
+    await _since_streams(package)
     [upkeep] = await package.fetch("MAINTAIN")
     report = {"reaped", "staged", "rung", "partitions_made", "partitions_dropped"}
     assert report <= {*upkeep.keys()}
@@ -180,6 +146,8 @@ async def _bells(package: Package) -> None:
 
 
 async def _daily(package: Package, tried: int) -> None:
+    if not package.has("ATTEMPTS"):
+        return
     attempts = await package.fetch("ATTEMPTS", tried)
     assert [(row["number"], row["details"]) for row in attempts] == [(1, "ouch"), (2, "ouch")]
     await _schedules(package)
@@ -187,8 +155,15 @@ async def _daily(package: Package, tried: int) -> None:
     await _outcomes(package)
 
 
+async def _since_streams(package: Package) -> None:
+    if package.has("CREATE_STREAM"):
+        await use_streams(package)
+        await use_relay(package)
+        await use_broker(package)
+
+
 async def _flow(package: Package) -> None:
-    limits = (2, 1, 100, LOCK, 10, 50, LOCK, 5, True, True, 1000, "drop_oldest")
+    limits = (2, 1, 100, LOCK, 10, 50, LOCK, 5, True, True, 1000, "drop_oldest", *ANY_PAYLOAD)
     policy = (LOCK, 1, timedelta(0), timedelta(0), "auto", timedelta(days=3), 1_000_000)
     assert await package.value("CREATE_QUEUE", "limited", *policy, *limits)
     await package.fetch("ALTER_QUEUE", "limited", *policy, *limits)
@@ -253,11 +228,11 @@ async def _inspect(package: Package, dead: int, seen: str) -> None:
     assert len(await package.fetch("ARCHIVE_LIST", "old", "success", 10, None)) == 1
     assert len(await package.fetch("ARCHIVE_FIND", dead)) == 1
     assert await package.fetch("ARCHIVE_SUMMARY", "old", None)
-    assert len(await package.fetch("DEAD_LIST", "old", 10, 0)) == 3
-    assert len(await package.fetch("DEAD_SINCE", seen, None)) == 3
-    assert await package.value("DEAD_COUNT", "old") == 3
+    assert len(await package.fetch("DEAD_LIST", "old", 10, 0, None)) == 3
+    assert len(await package.fetch("DEAD_SINCE", seen, "old")) == 3
+    assert await package.value("DEAD_COUNT", "old", None) == 3
     assert len(await package.fetch("DEAD_RETRY", [dead])) == 1
-    assert await package.value("REDRIVE", "old", None, None, None, 1) == 1
+    assert await package.value("REDRIVE", "old", None, None, None, 1, None) == 1
     taken = await claim(package, 1)
     await package.fetch("FINISH_MANY", *_keys(taken), ["success"], [None], [None])
     assert await package.value("DEAD_DELETE", [dead]) == 1
