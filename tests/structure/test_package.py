@@ -72,7 +72,7 @@ def test_the_wheel_has_the_sql_files_and_only_the_package(built: Path) -> None:
     assert {f"notifyq/{name}" for name in SQL_FILES} <= wheel
     assert "notifyq/py.typed" in wheel
     info = f"notifyq-{notifyq.__version__}.dist-info/"
-    assert all(name.startswith(("notifyq/", info)) for name in wheel)
+    assert all(name.startswith(("notifyq/", "pyspark_notifyq.py", info)) for name in wheel)
     assert not [name for name in wheel if "__pycache__" in name]
 
 

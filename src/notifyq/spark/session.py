@@ -1,0 +1,120 @@
+"""A session of Spark, with the settings that the pipelines were measured with."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HERE = Path(__file__).parent
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
+"""Set where spark-submit runs the program, whose settings then win."""
+_PYTHON = "PYSPARK_PYTHON"
+
+_WRAPPER = """#!/bin/sh
+# Spark puts an archive of itself before all else, and each worker would compile it anew.
+kept=
+IFS=:
+for entry in $PYTHONPATH; do
+  case $entry in
+    */pyspark.zip | */py4j-*-src.zip) ;;
+    *) kept=$kept${kept:+:}$entry ;;
+  esac
+done
+PYTHONPATH=$kept exec %s "$@"
+"""
+
+
+def session(
+    name: str = "notifyq",
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    is_short: bool = False,
+) -> Any:
+    """Give the active session of Spark, else a new one, with UTC and filters that reach PostgreSQL.
+
+    Settings of spark-submit win over those given here, and `conf` over those of notifyq. A session
+    that is there already is given as it is. `is_short`: starts sooner and works slower, for tests
+    and small runs.
+    """
+    from pyspark.sql import SparkSession
+
+    if (active := SparkSession.getActiveSession()) is not None:
+        return active
+    builder = SparkSession.builder.appName(name)
+    for key, value in {**_wanted(master, is_short=is_short), **(conf or {})}.items():
+        if key not in _submitted():
+            builder = builder.config(key, value)
+    # Read once by the JVM and once by the session; programs that this process starts need it not.
+    is_ours = _GATEWAY not in os.environ and _PYTHON not in os.environ
+    if is_ours:
+        os.environ[_PYTHON] = _python()
+    try:
+        return builder.getOrCreate()
+    finally:
+        if is_ours:
+            del os.environ[_PYTHON]
+
+
+def _wanted(master: str | None, *, is_short: bool) -> dict[str, str]:
+    wanted = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.redaction.options.regex": "(?i)url|dsn|password",
+        "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|dsn",
+        "spark.driver.memory": "2g",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if _GATEWAY in os.environ:
+        return wanted
+    return wanted | {
+        # A task that fails is tried again here as well, as on a cluster.
+        "spark.master": master or f"local[{os.cpu_count() or 1},4]",
+        "spark.driver.extraJavaOptions": " ".join(_java(is_short=is_short)),
+        # On one machine nobody else has to reach it.
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+    }
+
+
+def _java(*, is_short: bool) -> list[str]:
+    options = [
+        f"-Dlog4j2.configurationFile=file:{_HERE / 'log4j2.properties'}",
+        "-XX:+UseSerialGC",
+    ]
+    if is_short:
+        options.append("-XX:TieredStopAtLevel=1")
+    return options
+
+
+def _submitted() -> set[str]:
+    if _GATEWAY not in os.environ:
+        return set()
+    from pyspark import SparkConf
+
+    return {key for key, _ in SparkConf().getAll()}
+
+
+@functools.cache
+def _python() -> str:
+    """Write a program that runs this interpreter without Spark's archive of itself."""
+    if os.name != "posix" or re.search(r"\s", tempfile.gettempdir()):
+        return sys.executable
+    folder = Path(tempfile.mkdtemp(prefix="notifyq-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    wrapper = folder / "python"
+    wrapper.write_text(_WRAPPER % shlex.quote(sys.executable), encoding="utf-8")
+    wrapper.chmod(0o700)
+    return str(wrapper)

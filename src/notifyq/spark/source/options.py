@@ -1,0 +1,82 @@
+"""The options of the data source, checked, and the address of the database, which nobody sees."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from notifyq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TABLES = ("archive", "dead", "events", "messages")
+_KNOWN = ("columns", "dsn", "dsn_file", "partitions", "queue", "stream", "table")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a read asks for. Its text has no address: plans and errors may show it."""
+
+    dsn: str = field(repr=False)
+    table: str = "archive"
+    queue: str | None = None
+    stream: str | None = None
+    columns: tuple[str, ...] | None = None
+    partitions: int | None = None
+
+
+def address(options: Mapping[str, str]) -> str:
+    """Give the DSN: of option `dsn`, of the file `dsn_file`, or of NOTIFYQ_DSN where Spark runs."""
+    if found := options.get("dsn"):
+        return found
+    if path := options.get("dsn_file"):
+        try:
+            return Path(path).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigurationError(
+                f"option dsn_file: {path} cannot be read: {error.strerror}"
+            ) from None
+    if found := os.environ.get("NOTIFYQ_DSN"):
+        return found
+    raise ConfigurationError(
+        "no database: give option dsn or dsn_file, or set NOTIFYQ_DSN before Spark starts"
+    )
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Check the options of a read."""
+    for name in options:
+        if name.lower() not in _KNOWN:
+            close = difflib.get_close_matches(name.lower(), _KNOWN, n=1)
+            hint = f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(_KNOWN)}"
+            raise ConfigurationError(f"the data source notifyq has no option {name!r}{hint}")
+    table = options.get("table", "events" if "stream" in options else "archive")
+    if table not in TABLES:
+        raise ConfigurationError(f"option table: {table!r} is none of {', '.join(TABLES)}")
+    stream = options.get("stream")
+    if (table == "events") != (stream is not None):
+        raise ConfigurationError("option stream names the stream of table events, and of no other")
+    queue = options.get("queue")
+    if queue is not None and stream is not None:
+        raise ConfigurationError("option queue: events are in streams")
+    columns = options.get("columns")
+    return ReadOptions(
+        dsn=address(options),
+        table=table,
+        queue=queue,
+        stream=stream,
+        columns=tuple(name.strip() for name in columns.split(",")) if columns else None,
+        partitions=_number("partitions", options.get("partitions")),
+    )
+
+
+def _number(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 100_000:
+        raise ConfigurationError(f"option {name}: {text!r} is no number from 1 to 100000")
+    return int(text)
