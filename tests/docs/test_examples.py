@@ -144,7 +144,8 @@ def test_the_commands_of_the_reference_work(
     lines.write_text("1\n2\n")
     ran = 0
     for line, args in commands(page):
-        # These run until they are stopped, have a server of their own, or need another queue.
+        # These run until they are stopped, have a server of their own, or need another queue or
+        # more packages.
         is_long = args[0] in {
             "worker",
             "broker",
@@ -154,6 +155,7 @@ def test_the_commands_of_the_reference_work(
             "chaos",
             "import",
             "relay",
+            "spark",
         }
         # And this one wants the app of the examples.
         if is_long or args[:2] in (["dead", "watch"], ["schedules", "apply"], ["stream", "tail"]):

@@ -4,4 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from notifyq.cli.pipelines import sample
+
 spark = typer.Typer(name="spark", help="Move the archive to a lake and back.", no_args_is_help=True)
+spark.command("sample")(sample.sample)
