@@ -6,6 +6,7 @@ NotifyqError
 ├─ ResourceError                    what handlers share could not be opened
 ├─ DatabaseUnavailableError         no connection, and the retries are used up
 ├─ AccessDeniedError                the database user may not do this
+├─ LakeError                        the folder of a lake is not as it should be
 ├─ ResultTimeoutError (TimeoutError)   the message was not finished in time
 ├─ InvalidResultError (ValueError)     the result is not of the type that was asked for
 ├─ DeadMessageError                 the message whose result was waited for has died
@@ -34,6 +35,9 @@ NotifyqError
    ├─ StreamPausedError      NQ024
    ├─ StreamInUseError       NQ025
    ├─ PayloadError           NQ030
+   ├─ LakeNotFoundError      NQ031
+   ├─ LakeInUseError         NQ032
+   ├─ LakeChangedError       NQ033
    ├─ OutdatedSchemaError    NQ901
    ├─ IncompleteInstallError NQ902
    ├─ RestoredDatabaseError  NQ903
@@ -72,6 +76,10 @@ class DatabaseUnavailableError(NotifyqError):
 
 class AccessDeniedError(NotifyqError):
     """The database user lacks a right that the call needs."""
+
+
+class LakeError(NotifyqError):
+    """The folder of a lake is none, is of another database, or has not the files that it should."""
 
 
 class ResultTimeoutError(NotifyqError, TimeoutError):
@@ -244,6 +252,24 @@ class PayloadError(DatabaseError):
     """The message does not satisfy the schema of its queue; the text has the path."""
 
     sqlstate = "NQ030"
+
+
+class LakeNotFoundError(DatabaseError):
+    """There is no lake with this number, or no more."""
+
+    sqlstate = "NQ031"
+
+
+class LakeInUseError(DatabaseError):
+    """Another session is writing the lake."""
+
+    sqlstate = "NQ032"
+
+
+class LakeChangedError(DatabaseError):
+    """Another session has changed the lake meanwhile; nothing was written."""
+
+    sqlstate = "NQ033"
 
 
 class OutdatedSchemaError(DatabaseError):

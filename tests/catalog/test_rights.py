@@ -135,6 +135,10 @@ READ_TABLES = [
     "select * from messages.volatile_room",
     "select * from messages.volatile_count",
     "select * from messages.forward",
+    "select * from messages.lake",
+    "select * from messages.lake_batch",
+    "select * from messages.lake_file",
+    "select * from messages.lake_prune",
 ]
 READ = [
     "select messages.message_list()",
@@ -152,6 +156,11 @@ READ = [
     "select messages.queue_shares()",
     "select messages.schedule_info()",
     "select messages.cron_next('@daily')",
+    "select messages.lakes()",
+    "select messages.lake_files(1)",
+    "select messages.lake_batches(1)",
+    "select messages.lake_changes(1)",
+    "select messages.archive_parts('1:1:', pg_current_snapshot())",
 ]
 INFO = [
     "select * from messages.subscriber_procedure",
@@ -196,6 +205,9 @@ ADMIN = [
     "select messages.unforward('orders', 'r')",
     "select messages.unsubscribe('orders', 'r')",
     "select messages.drop_stream('orders', true)",
+    "select messages.hold_lake(l.id), messages.commit_lake(l.id, 'archive', '[]') "
+    "from messages.create_lake('/lake') as l",
+    "select messages.forget_lake(1)",
 ]
 NOBODY = [
     # A broker is a session of its role; here another has taken it on.

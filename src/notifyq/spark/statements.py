@@ -1,8 +1,20 @@
-"""Every statement that drivers and tasks send."""
+"""Every statement that the pipelines send.
+
+As elsewhere, behaviour is in functions of the schema. Only rows in bulk are read from their tables:
+COPY takes a query, and that of a function would be gathered in a file before its first row leaves.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final, LiteralString
+
+from psycopg import sql
+
+from notifyq.spark.windows import between
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import date
 
 # The data source: reading.
 
@@ -15,3 +27,92 @@ order by c.relname
 """
 SNAPSHOT: Final = "select pg_current_snapshot()::text"
 READ_ARCHIVE: Final = "select {columns} from messages.message_archive as r where {condition}"
+
+# Lakes.
+
+LAKES: Final = "select * from messages.lakes()"
+CREATE_LAKE: Final = "select id, token from messages.create_lake(%s)"
+FORGET_LAKE: Final = "select messages.forget_lake(%s)"
+HOLD_LAKE: Final = "select place, messages.snapshot_of(place)::text from messages.hold_lake(%s)"
+LAKE_FILES: Final = """
+    select id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id, first_at,
+      last_at
+    from messages.lake_files(%s, %s)
+"""
+LAKE_BATCHES: Final = "select id from messages.lake_batches(%s, %s, %s)"
+LAKE_CHANGES: Final = """
+    select side, id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id,
+      first_at, last_at
+    from messages.lake_changes(%s) as c
+    cross join lateral (
+      select true as side, a.* from unnest(c.added) as a
+      union all
+      select false, r.* from unnest(c.removed) as r
+    ) as f
+"""
+COMMIT_LAKE: Final = """
+    select messages.commit_lake(
+      %s, %s, %s::jsonb, key => %s, removed => %s::bigint[], place => %s
+    )
+"""
+
+# Export.
+
+KEEP_PARTITIONS: Final = "lock table messages.message_archive in access share mode"
+"""Until the end of the transaction no day is made or dropped, so that no row changes its table."""
+HERE: Final = """
+    select p.place, messages.snapshot_of(p.place)::text, pg_export_snapshot()
+    from messages.current_position() as p (place)
+"""
+ARCHIVE_PARTS: Final = """
+    select day, rows, first_block, until_block from messages.archive_parts(%s, %s, %s)
+"""
+
+ARCHIVE: Final[dict[str, LiteralString]] = {
+    "id": "a.id",
+    "type": "a.type",
+    "status": "a.status::text",
+    "priority": "a.priority",
+    "attempts": "a.attempts",
+    "max_attempts": "a.max_attempts",
+    "key": "a.key",
+    "dedup_key": "a.dedup_key",
+    "created_at": "a.created_at",
+    "available_at": "a.available_at",
+    "locked_at": "a.locked_at",
+    "archived_at": "a.archived_at",
+    "lock_token": "a.lock_token",
+    "xid": "a.xid::text::bigint",
+    "handled_by": "a.handled_by",
+    "subscriber": "a.subscriber",
+    "event_id": "a.event_id",
+    "message": "a.message::text",
+    "headers": "a.headers::text",
+    "details": "a.details",
+    "result": "a.result::text",
+    "queue": "a.queue",
+}
+"""The columns of the archive as they are read, each with the expression that reads it."""
+
+
+def archive_rows(
+    columns: Sequence[str],
+    low: str,
+    high: str,
+    day: date,
+    blocks: tuple[int, int] | None = None,
+) -> str:
+    """Rows of a day of the archive between two snapshots, of some blocks of its table only."""
+    wanted = sql.SQL(", ").join(
+        sql.SQL("{} as {}").format(sql.SQL(ARCHIVE[name]), sql.Identifier(name)) for name in columns
+    )
+    query = sql.SQL(
+        "select {wanted} from messages.message_archive as a"
+        " where a.archived_at >= {day}::date::timestamp at time zone 'UTC'"
+        " and a.archived_at < ({day}::date + 1)::timestamp at time zone 'UTC' and {window}"
+    ).format(wanted=wanted, day=sql.Literal(day.isoformat()), window=between(low, high, "a.xid"))
+    if blocks is not None:
+        query += sql.SQL(" and a.ctid >= {}::tid and a.ctid < {}::tid").format(
+            *(sql.Literal(f"({block},0)") for block in blocks)
+        )
+    return query.as_string(None)

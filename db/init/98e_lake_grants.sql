@@ -1,0 +1,28 @@
+-- Lake grants: who may move the archive to a lake and back.
+--
+-- owns:    nothing
+-- writes:  privileges
+-- calls:   nothing
+-- raises:  nothing
+
+do $$
+begin
+  if to_regrole('notifyq_admin') is null then
+    return;
+  end if;
+  grant execute on function
+    messages.lakes(),
+    messages.lake_files(bigint, text),
+    messages.lake_batches(bigint, text, bigint),
+    messages.lake_changes(bigint),
+    messages.archive_parts(pg_snapshot, pg_snapshot, integer)
+    to notifyq_reader, notifyq_admin;
+  -- Retention trusts in what these write, and waits for it.
+  grant execute on function
+    messages.create_lake(text),
+    messages.forget_lake(bigint),
+    messages.hold_lake(bigint),
+    messages.commit_lake(bigint, text, jsonb, text, bigint[], text)
+    to notifyq_admin;
+end;
+$$;

@@ -1,0 +1,58 @@
+"""Errors of drivers as errors of notifyq: one line that says what to do, without any password."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from adbc_driver_postgresql import dbapi
+
+from notifyq import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_BY_STATE: dict[str, type[errors.DatabaseError]] = {
+    kind.sqlstate: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.DatabaseError) and kind.sqlstate
+}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise what a driver raises as an error of notifyq; that of a function as its own class."""
+    try:
+        yield
+    except (psycopg.Error, dbapi.Error) as error:
+        raise _error(error) from None
+
+
+def _error(error: Any) -> errors.NotifyqError:
+    state = _state(error)
+    text, hint = _text(error)
+    if state in _BY_STATE:
+        raised = _BY_STATE[state](text)
+        raised.hint = hint
+        return raised
+    match state[:2], state:
+        case _, "42501":
+            return errors.AccessDeniedError(f"{text}: ask an admin for the role that it needs")
+        case _, "3F000" | "42P01" | "42883":
+            return errors.SchemaMissingError(f"{text}: is `notifyq init` or `migrate` to be run?")
+        case ("08" | "57") | ("" | "00"), _:
+            return errors.DatabaseUnavailableError(f"the connection was lost: {text}")
+        case _:
+            return errors.NotifyqError(f"the server says: {text}")
+
+
+def _state(error: Any) -> str:
+    return str(getattr(error, "sqlstate", None) or "")
+
+
+def _text(error: Any) -> tuple[str, str | None]:
+    diagnosis = getattr(error, "diag", None)
+    if diagnosis is not None and diagnosis.message_primary:
+        return diagnosis.message_primary, diagnosis.message_hint
+    return str(error).strip().partition("\n")[0] or type(error).__name__, None

@@ -1,0 +1,232 @@
+"""A lake: a folder of Parquet files, and in PostgreSQL the list of those that are part of it.
+
+What the list has is the lake: a reader that looks into the folder sees files of runs that failed.
+The list is mirrored as a Delta table, for readers without PostgreSQL; see `delta`.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import psycopg
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs
+import pyarrow.parquet as pq
+from psycopg.rows import class_row, namedtuple_row
+
+from notifyq.errors import LakeError
+from notifyq.spark import statements
+from notifyq.spark.connection import connect
+from notifyq.spark.failures import translated
+from notifyq.spark.files import WrittenFile, write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from psycopg import Connection
+
+ARCHIVE = "archive"
+"""The table of the lake that the archive is exported into."""
+FORMAT = 1
+_MARK = "_notifyq.json"
+_TIME = pa.timestamp("us", "UTC")
+
+ARCHIVE_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64()),
+        pa.field("type", pa.string()),
+        pa.field("status", pa.string()),
+        pa.field("priority", pa.int32()),
+        pa.field("attempts", pa.int32()),
+        pa.field("max_attempts", pa.int32()),
+        pa.field("key", pa.string()),
+        pa.field("dedup_key", pa.string()),
+        pa.field("created_at", _TIME),
+        pa.field("available_at", _TIME),
+        pa.field("locked_at", _TIME),
+        pa.field("archived_at", _TIME),
+        pa.field("lock_token", pa.int64()),
+        pa.field("xid", pa.int64()),
+        pa.field("handled_by", pa.string()),
+        pa.field("subscriber", pa.string()),
+        pa.field("event_id", pa.int64()),
+        pa.field("message", pa.string()),
+        pa.field("headers", pa.string()),
+        pa.field("details", pa.string()),
+        pa.field("result", pa.string()),
+    ]
+)
+"""What the files of the archive have; their day and queue are those of their folders."""
+PARTITIONS = pa.schema([pa.field("day", pa.date32()), pa.field("queue", pa.string())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeFile(WrittenFile):
+    """A file that is part of a lake."""
+
+    id: int
+    dataset: str
+    batch: int
+
+
+class Lake:
+    """A lake that is there. Every call is a session of its own, so that it can be kept for long."""
+
+    def __init__(self, dsn: str, location: str | Path) -> None:
+        self._dsn = dsn
+        self.root = Path(location).resolve()
+        token = _read_mark(self.root)
+        if token is None:
+            raise LakeError(f"{self.root} is no lake: `notifyq spark export` makes one")
+        for lake in _known(dsn):
+            if str(lake.token) == token:
+                self.id: int = lake.id
+                self.token = token
+                return
+        raise LakeError(
+            f"{self.root} is the lake of another database, or of this one before it was forgotten"
+        )
+
+    @classmethod
+    def create(cls, dsn: str, location: str | Path) -> Self:
+        """Open the lake of a folder; make one of a folder that is empty or missing."""
+        root = Path(location).resolve()
+        if _read_mark(root) is None:
+            _begin(dsn, root)
+        return cls(dsn, root)
+
+    def files(self, dataset: str = ARCHIVE) -> list[LakeFile]:
+        """The files of a table of the lake: of batches that were committed, and not replaced."""
+        with (
+            translated(),
+            connect(self._dsn) as session,
+            session.cursor(row_factory=class_row(LakeFile)) as cursor,
+        ):
+            return cursor.execute(statements.LAKE_FILES, (self.id, dataset)).fetchall()
+
+    def dataset(self, name: str = ARCHIVE, files: Sequence[LakeFile] | None = None) -> Any:
+        """A table of the lake as a dataset of pyarrow; columns that a file lacks are null in it."""
+        found = self.files(name) if files is None else files
+        schema = self.schema(name, found)
+        return ds.FileSystemDataset.from_paths(
+            [str(self.root / file.path) for file in found],
+            schema=schema,
+            format=ds.ParquetFileFormat(),
+            filesystem=pa.fs.LocalFileSystem(),
+            partitions=[_partition(file) for file in found],
+        )
+
+    def schema(self, name: str = ARCHIVE, files: Sequence[LakeFile] | None = None) -> Any:
+        """The columns of a table of the lake, those of its folders last."""
+        if name == ARCHIVE:
+            return pa.unify_schemas([ARCHIVE_SCHEMA, PARTITIONS])
+        found = self.files(name) if files is None else files
+        own = [pq.read_schema(self.root / file.path).remove_metadata() for file in found]
+        folders = [
+            field
+            for field in PARTITIONS
+            if any(getattr(file, field.name) is not None for file in found)
+        ]
+        return pa.unify_schemas([*own, pa.schema(folders)])
+
+    def frame(
+        self, spark: Any, columns: Sequence[str] | None = None, *, dataset: str = ARCHIVE
+    ) -> Any:
+        """A table of the lake as a DataFrame of Spark."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        files = self.files(dataset)
+        schema = from_arrow_schema(self.schema(dataset, files))
+        if files:
+            frame = (
+                spark.read.schema(schema)
+                .option("basePath", (self.root / dataset).as_uri())
+                .parquet(*((self.root / file.path).as_uri() for file in files))
+            )
+        else:
+            frame = spark.createDataFrame([], schema)
+        return frame.select(*(columns or schema.names))
+
+    def commit(
+        self,
+        session: Connection[Any],
+        files: Sequence[WrittenFile],
+        *,
+        dataset: str = ARCHIVE,
+        key: str | None = None,
+        removed: Sequence[int] = (),
+        place: str | None = None,
+    ) -> int | None:
+        """Make files part of the lake in the transaction of the session, see commit_lake().
+
+        Return the number of the batch; None if one of this key was there, so that nothing is done.
+        """
+        entries = json.dumps([asdict(file) for file in files], default=str)
+        values = (self.id, dataset, entries, key, list(removed), place)
+        with translated():
+            row = session.execute(statements.COMMIT_LAKE, values).fetchone()
+        return None if row is None else row[0]
+
+    @contextmanager
+    def held(self, session: Connection[Any]) -> Iterator[tuple[str, str]]:
+        """Begin a transaction that no other writer of the lake runs beside.
+
+        Gives how far the lake has been exported, as a place and as a snapshot.
+        """
+        with translated():
+            session.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            with session.transaction():
+                session.execute(statements.KEEP_PARTITIONS)
+                row = session.execute(statements.HOLD_LAKE, (self.id,)).fetchone()
+                yield row or ("", "")
+
+
+def _partition(file: LakeFile) -> Any:
+    condition = ds.scalar(value=True)
+    for field in PARTITIONS:
+        value = getattr(file, field.name)
+        if value is not None:
+            condition &= ds.field(field.name) == pa.scalar(value, field.type)
+    return condition
+
+
+def _known(dsn: str) -> list[Any]:
+    with (
+        translated(),
+        connect(dsn) as session,
+        session.cursor(row_factory=namedtuple_row) as cursor,
+    ):
+        return cursor.execute(statements.LAKES).fetchall()
+
+
+def _read_mark(root: Path) -> str | None:
+    """What the folder says of itself; None if it says nothing."""
+    try:
+        mark = json.loads((root / _MARK).read_bytes())
+        form, token = mark["format"], mark["lake"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError, KeyError):
+        raise LakeError(f"{root / _MARK} is damaged: restore it from a backup") from None
+    if form != FORMAT:
+        raise LakeError(f"{root} is a lake of format {form}, which a later notifyq can read")
+    return str(token)
+
+
+def _begin(dsn: str, root: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    if any(root.iterdir()):
+        raise LakeError(f"{root} is not empty, and no lake: give a folder of its own")
+    # One that was begun, and whose folder was never marked, goes on here.
+    tokens = [it.token for it in _known(dsn) if it.location == str(root)]
+    if not tokens:
+        with translated(), connect(dsn) as session:
+            row = session.execute(statements.CREATE_LAKE, (str(root),)).fetchone()
+        tokens = [] if row is None else [row[1]]
+    mark = {"format": FORMAT, "lake": str(tokens[-1])}
+    write_whole(root / _MARK, json.dumps(mark).encode() + b"\n")

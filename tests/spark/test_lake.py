@@ -1,0 +1,105 @@
+"""Lakes: the list in PostgreSQL is the lake, whatever lies in its folder."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+pa = pytest.importorskip("pyarrow", reason="the extra `spark` is not installed")
+pytest.importorskip("psycopg", reason="the extra `spark` is not installed")
+
+from notifyq.errors import LakeError  # noqa: E402
+from notifyq.spark.connection import connect  # noqa: E402
+from notifyq.spark.files import FileWriter, encoded  # noqa: E402
+from notifyq.spark.lake import ARCHIVE_SCHEMA, Lake  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from notifyq.spark.files import WrittenFile
+
+DAY = date(2026, 3, 1)
+
+
+def written(lake: Lake, ids: list[int], queue: str = "billing", **columns: object) -> WrittenFile:
+    rows = [{"id": id_, "archived_at": datetime(2026, 3, 1, tzinfo=UTC)} for id_ in ids]
+    schema = pa.schema([field for field in ARCHIVE_SCHEMA if field.name not in columns])
+    with FileWriter(lake.root, "archive", schema, day=DAY, queue=queue) as file:
+        file.write(pa.Table.from_pylist(rows, schema=schema))
+        return file.close()
+
+
+def test_a_lake_has_the_files_that_were_committed_and_no_others(
+    database: str, tmp_path: Path
+) -> None:
+    lake = Lake.create(database, tmp_path / "lake")
+    kept, lost = written(lake, [1, 2]), written(lake, [3])
+    with connect(database) as session:
+        assert lake.commit(session, [kept]) is not None
+    assert (lake.root / lost.path).exists()
+    [file] = Lake(database, tmp_path / "lake").files()
+    assert (file.path, file.rows, file.first_id, file.last_id) == (kept.path, 2, 1, 2)
+    table = lake.dataset().to_table()
+    assert table.column("id").to_pylist() == [1, 2]
+    assert table.column("queue").to_pylist() == ["billing"] * 2
+    assert table.column("day").to_pylist() == [DAY] * 2
+
+
+def test_a_batch_of_a_key_comes_once(database: str, tmp_path: Path) -> None:
+    lake = Lake.create(database, tmp_path / "lake")
+    with connect(database) as session:
+        first = lake.commit(session, [written(lake, [1])], dataset="stream_orders", key="q/1")
+        second = lake.commit(session, [written(lake, [1])], dataset="stream_orders", key="q/1")
+    assert first is not None
+    assert second is None
+    assert len(lake.files("stream_orders")) == 1
+    assert lake.files() == []
+
+
+def test_files_are_replaced_at_once(database: str, tmp_path: Path) -> None:
+    lake = Lake.create(database, tmp_path / "lake")
+    with connect(database) as session:
+        lake.commit(session, [written(lake, [1]), written(lake, [2])])
+        lake.commit(session, [written(lake, [1, 2])], removed=[file.id for file in lake.files()])
+    [file] = lake.files()
+    assert file.rows == 2
+
+
+def test_a_column_that_an_older_file_lacks_is_null(database: str, tmp_path: Path) -> None:
+    lake = Lake.create(database, tmp_path / "lake")
+    with connect(database) as session:
+        lake.commit(session, [written(lake, [1], subscriber=None), written(lake, [2])])
+    table = lake.dataset().to_table(columns=["id", "subscriber"])
+    assert sorted(table.column("id").to_pylist()) == [1, 2]
+    assert table.column("subscriber").null_count == 2
+
+
+@pytest.mark.parametrize("queue", ["a/b=c %", "..", "__HIVE_DEFAULT_PARTITION__", "ä" * 100, "~"])
+def test_any_queue_has_a_folder_of_its_own(database: str, tmp_path: Path, queue: str) -> None:
+    assert len(f"queue={encoded(queue)}") < 255
+    lake = Lake.create(database, tmp_path / "lake")
+    with connect(database) as session:
+        lake.commit(session, [written(lake, [1], queue)])
+    assert lake.dataset().to_table().column("queue").to_pylist() == [queue]
+
+
+def test_folders_that_are_none_of_this_database_are_refused(database: str, tmp_path: Path) -> None:
+    folder = tmp_path / "lake"
+    with pytest.raises(LakeError, match="is no lake"):
+        Lake(database, folder)
+    folder.mkdir()
+    (folder / "mine.txt").write_text("")
+    with pytest.raises(LakeError, match="is not empty, and no lake"):
+        Lake.create(database, folder)
+    (folder / "_notifyq.json").write_text(json.dumps({"format": 1, "lake": "another"}))
+    with pytest.raises(LakeError, match="is the lake of another database"):
+        Lake.create(database, folder)
+    (folder / "_notifyq.json").write_text(json.dumps({"format": 2, "lake": "another"}))
+    with pytest.raises(LakeError, match="a lake of format 2"):
+        Lake.create(database, folder)
+    (folder / "_notifyq.json").write_text("{")
+    with pytest.raises(LakeError, match="is damaged"):
+        Lake.create(database, folder)
