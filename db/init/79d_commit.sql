@@ -5,20 +5,6 @@
 -- calls:   messages._lake, messages.snapshot_of, messages._invalid
 -- raises:  NQ003 invalid argument, NQ031 unknown lake, NQ033 lake changed, NQ904 foreign position
 
-create or replace function messages._lake_changed()
-  returns void
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-begin
-  raise exception using
-    errcode = 'NQ033',
-    message = 'the lake was changed by another session',
-    hint = 'nothing was written; try again';
-end;
-$$;
-
 create or replace function messages.commit_lake(
   lake bigint,
   dataset text,
@@ -82,13 +68,15 @@ begin
     and f.removed is null;
   get diagnostics v_removed = row_count;
   if v_removed <> cardinality(commit_lake.removed) then
-    perform messages._lake_changed();
+    raise serialization_failure;
   end if;
   return v_batch;
 exception
   when serialization_failure then
-    perform messages._lake_changed();
-    return null;
+    raise exception using
+      errcode = 'NQ033',
+      message = 'the lake was changed by another session',
+      hint = 'nothing was written; try again';
 end;
 $$;
 comment on function messages.commit_lake(bigint, text, jsonb, text, bigint[], text) is
