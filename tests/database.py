@@ -80,16 +80,21 @@ async def stamp(connection: Connection) -> str:
 
 async def clear(connection: Connection) -> None:
     """Empty the tables, which leaves an install as it was made."""
+    # Only what was written: all tables take a hundred times as long, in every test.
     await connection.execute("""
-        truncate messages.message, messages.message_archive, messages.redrive,
-          messages.attempt, messages.relay_receipt, messages.relay_self, messages.relay_mark
-          restart identity;
-        truncate messages.queue, messages.queue_grant, messages.origin, messages.schedule,
-          messages.dedup, messages.dependency, messages.flow, messages.flow_state,
-          messages.flow_key, messages.flow_room, messages.share, messages.owner_session;
-        truncate messages.stream, messages.subscription, messages.event, messages.tick,
-          messages.subscriber_procedure, messages.broker, messages.batch, messages.batch_end,
-          messages.event_retry, messages.forward restart identity;
+        do $$
+        declare
+          v_written text;
+        begin
+          select string_agg(c.oid::regclass::text, ', ') into v_written
+          from pg_class as c
+          where c.relnamespace = 'messages'::regnamespace and c.relkind = 'r'
+            and c.relname not in ('schema_version', 'segment') and pg_relation_size(c.oid) > 0;
+          execute 'truncate ' || v_written || ' cascade';
+          perform setval(s.seqrelid, s.seqstart, false)
+          from pg_sequence as s
+          where pg_sequence_last_value(s.seqrelid) is not null;
+        end $$;
         update messages.segment set stream = null, closed_at = null, sealed = null;
         insert into messages.origin select (messages._here()).*;
         insert into messages.queue (name) values ('default');
