@@ -197,3 +197,22 @@ begin
   perform messages._arm_names('message_volatile', 'payload', '_guard_payload', v_names);
 end;
 $$;
+
+create or replace function messages.payload_schema(queue text)
+  returns jsonb
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  -- A name is that of a queue or of a stream.
+  return coalesce(
+    (select q.payload_schema from messages.queue as q where q.name = payload_schema.queue),
+    (select s.payload_schema from messages.stream as s where s.name = payload_schema.queue)
+  )::jsonb;
+end;
+$$;
+comment on function messages.payload_schema(text) is
+  'The JSON Schema that messages of this queue, or events of this stream, must satisfy, for those '
+  'who publish and check before they send; null where there is none.';

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+import logging
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from notifyq import sql
 from notifyq.errors import SchemaTooNewError, SchemaTooOldError
 from notifyq.retries import seconds
+from notifyq.schemas import schema_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from notifyq.database import Database
+    from notifyq.schemas import Schema
 
 
 Bell = Literal["auto", "always", "off"]
@@ -24,6 +27,9 @@ Bell = Literal["auto", "always", "off"]
 Overflow = Literal["reject", "drop_oldest"]
 """What happens beyond the capacity: publishing fails, or the oldest are archived as rejected."""
 
+log = logging.getLogger("notifyq.worker")
+
+_OF_HANDLERS = dict.fromkeys(("lock_timeout", "max_attempts", "backoff", "backoff_max"))
 _DURATIONS = frozenset(
     {"lock_timeout", "backoff", "backoff_max", "retention", "rate_period", "key_rate_period"}
 )
@@ -60,8 +66,8 @@ class Policy:
     """False: messages are gone after a crash of the server, and only what dies is archived."""
     payload_type: str | None = None
     """The type whose values messages are, as PostgreSQL names it: `integer`, not `int4`."""
-    payload_schema: Mapping[str, object] | bool | None = None
-    """The JSON Schema that messages must satisfy."""
+    payload_schema: Schema | None = None
+    """The JSON Schema that messages must satisfy, or a pydantic model that has it."""
 
     def args(self) -> tuple[object, ...]:
         """The values in the order of the SQL functions."""
@@ -85,8 +91,7 @@ class Policy:
 
     def _values(self) -> dict[str, object]:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.payload_schema is not None:
-            given["payload_schema"] = json.dumps(self.payload_schema)
+        given["payload_schema"] = schema_text(self.payload_schema)
         return {
             name: seconds(value) if name in _DURATIONS else value for name, value in given.items()
         }
@@ -126,6 +131,23 @@ class Admin:
         """Create a queue. False: it existed, and nothing changed."""
         args = (policy or Policy()).args()
         return bool(await self._database.value(sql.CREATE_QUEUE, name, *args))
+
+    async def create_missing(self, policies: Mapping[str, Policy]) -> list[str]:
+        """Create the queues that are missing; return those. One with other limits is warned of."""
+        existing = {row["queue"]: row for row in await self.queue_info()}
+        missing = []
+        for queue, policy in policies.items():
+            if queue not in existing:
+                await self.create_queue(queue, policy)
+                missing.append(queue)
+            # What a handler says of itself holds whatever the queue says.
+            elif differences := replace(policy, **_OF_HANDLERS).differences(dict(existing[queue])):
+                log.warning(
+                    "queue %r exists and keeps its policy: %s; `notifyq queues alter` changes it",
+                    queue,
+                    ", ".join(differences),
+                )
+        return missing
 
     async def alter_queue(self, name: str, policy: Policy) -> None:
         """Change the policy of a queue."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from pydantic import TypeAdapter
@@ -22,6 +21,7 @@ from notifyq.publisher import Publisher
 from notifyq.registrar import Registrar
 from notifyq.results import Handle, Results
 from notifyq.schedules import Schedules
+from notifyq.schemas import PayloadSchemas
 from notifyq.streams import Streams
 from notifyq.subscription import Subscription
 from notifyq.waiting import MessageInbox, QueueBells
@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 
     from notifyq.borrowed import Awaited
     from notifyq.events import Sink
-    from notifyq.publisher import OnFailure
+    from notifyq.options import OnFailure
 
 log = logging.getLogger("notifyq.worker")
-
-_OF_HANDLERS = dict.fromkeys(("lock_timeout", "max_attempts", "backoff", "backoff_max"))
 
 R = TypeVar("R")
 
@@ -47,17 +45,25 @@ class App(Registrar):
 
     The DSN is that of the argument, else NOTIFYQ_DSN, looked up when it is first needed.
     `listen_dsn` is where the worker listens when `dsn` goes through a pooler. Settings of the
-    connection are those of `DatabaseSettings`, by keyword or environment.
+    connection are those of `DatabaseSettings`, by keyword or environment. With `check_payloads`
+    what the JSON Schema of a queue refuses is not even sent.
     """
 
     def __init__(
-        self, dsn: str | None = None, *, listen_dsn: str | None = None, **settings: Any
+        self,
+        dsn: str | None = None,
+        *,
+        listen_dsn: str | None = None,
+        check_payloads: bool = False,
+        **settings: Any,
     ) -> None:
         super().__init__()
+        self._check_payloads = check_payloads
         self.dsn = dsn
         self.listen_dsn = listen_dsn
         self._settings = DatabaseSettings.load(**settings)
         self._database: Database | None = None
+        self._schemas: PayloadSchemas | None = None
         self._results: Results | None = None
         self._bells: QueueBells | None = None
 
@@ -77,7 +83,7 @@ class App(Registrar):
         bells, self._bells = self._bells, None
         if bells is not None:
             await bells.close()
-        database, self._database = self._database, None
+        database, self._database, self._schemas = self._database, None, None
         if database is not None:
             await database.close()
 
@@ -93,6 +99,12 @@ class App(Registrar):
                 )
             self._database = Database(dsn, settings=self._settings)
         return self._database
+
+    @property
+    def _publisher(self) -> Publisher:
+        if self._check_payloads and self._schemas is None:
+            self._schemas = PayloadSchemas(self.database)
+        return Publisher(self.database, schemas=self._schemas)
 
     @property
     def results(self) -> Results:
@@ -140,14 +152,14 @@ class App(Registrar):
 
         The id is an int that knows the way to the result: `await handle.result()`.
         """
-        number = await Publisher(self.database).publish(queue, payload, **options)
+        number = await self._publisher.publish(queue, payload, **options)
         return Handle(number, self.results)
 
     async def publish_many(
         self, queue: str, payloads: Iterable[Any], **options: Any
     ) -> list[Handle[Any]]:
         """Publish many; return their ids. The options are those of `Publisher.publish_many`."""
-        numbers = await Publisher(self.database).publish_many(queue, payloads, **options)
+        numbers = await self._publisher.publish_many(queue, payloads, **options)
         return [Handle(number, self.results) for number in numbers]
 
     async def publish_group(
@@ -198,7 +210,7 @@ class App(Registrar):
         self, queue: str, payloads: AsyncIterable[Any] | Iterable[Any], **options: Any
     ) -> AsyncIterator[list[int]]:
         """Publish in batches; yield their ids. Options are those of `Publisher.publish_stream`."""
-        return Publisher(self.database).publish_stream(queue, payloads, **options)
+        return self._publisher.publish_stream(queue, payloads, **options)
 
     def dead_letters(
         self,
@@ -216,21 +228,10 @@ class App(Registrar):
 
         Of one that has not the limits that its handler's `policy` says there is a warning.
         """
-        existing = {row["queue"]: row for row in await self.admin.queue_info()}
-        missing = []
-        for queue in queues or self.registry.queues():
-            policy = self.registry[queue].policy
-            if queue not in existing:
-                await self.admin.create_queue(queue, policy)
-                missing.append(queue)
-            # What a handler says of itself holds whatever the queue says.
-            elif differences := replace(policy, **_OF_HANDLERS).differences(dict(existing[queue])):
-                log.warning(
-                    "queue %r exists and keeps its policy: %s; `notifyq queues alter` changes it",
-                    queue,
-                    ", ".join(differences),
-                )
-        return missing
+        wanted = queues or self.registry.queues()
+        return await self.admin.create_missing(
+            {queue: self.registry[queue].policy for queue in wanted}
+        )
 
     async def create_subscriptions(self, streams: Sequence[str] = ()) -> list[tuple[str, str]]:
         """Create streams and subscriptions of the subscribers that are missing; return those."""

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import asyncpg
 
 from notifyq import sql
 from notifyq.borrowed import borrow
 from notifyq.errors import ConfigurationError
+from notifyq.options import Options, before_keys, behind_keys
 from notifyq.payload import check_json, encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-    from datetime import datetime, timedelta
+    from collections.abc import AsyncIterator, Iterable
 
     from notifyq.borrowed import Awaited, Borrowed
     from notifyq.database import AnyConnection, Database
-
-    KeyOf = Callable[[Any], str | None]
+    from notifyq.options import KeyOf
+    from notifyq.schemas import PayloadSchemas
 
 _MOST = 10_000
 """Messages of a statement: more are hardly faster, and take memory here and there."""
@@ -28,62 +28,18 @@ _LARGEST = 8_000_000
 """Characters of a statement, but for the last of its messages; an array has less than 1 GB."""
 
 
-DedupScope = Literal["live", "waiting"]
-"""How long a message has its `dedup_key`: until it is finished, or until it is claimed."""
-OnDuplicate = Literal["keep", "replace", "debounce"]
-"""What becomes of the message that has the key: it stays, is made the newer one, or put off too."""
-
-
-OnFailure = Literal["cancel", "run", "hold"]
-"""What becomes of a message if one of those dies that it waits for."""
-
-
-class Options(TypedDict, total=False):
-    """What holds for one message, or for each of many."""
-
-    priority: int
-    delay: timedelta | None
-    available_at: datetime | None
-    type: str | None
-    headers: dict[str, Any] | None
-    max_attempts: int | None
-    """Claims that it may use up; None: as many as its queue says."""
-    dedup_scope: DedupScope | None
-    """Until when it has its `dedup_key`; by default live, or waiting if it may be renewed."""
-    dedup_window: timedelta | None
-    """With keep: it has its key this long at least; debounce: it is put off no longer than this."""
-    on_duplicate: OnDuplicate
-    """What becomes of a message whose `dedup_key` is taken; by default it is not published."""
-    after: Sequence[int] | None
-    """Messages whose end it waits for; `delay` counts from the last of them."""
-    on_failure: OnFailure
-    """What if one of them dies; by default this one is cancelled."""
-
-
-class MessageOptions(Options, total=False):
-    """What holds for one message, its keys included."""
-
-    dedup_key: str | None
-    key: str | None
-
-
-class ManyOptions(Options, total=False):
-    """What holds for many messages, and what gives each its keys."""
-
-    dedup_key: KeyOf | None
-    key: KeyOf | None
-
-
 class Publisher:
     """Publish into queues, on the pool or inside a transaction of the caller's.
 
     `connection` is the caller's own, with a transaction open or not: the message is there when
     that transaction commits, and not if it doesn't. It may be of any library that
-    `notifyq.within` knows, if calls on it are awaited.
+    `notifyq.within` knows, if calls on it are awaited. With `schemas` payloads are checked here
+    too, and nothing is sent for one that the schema of its queue refuses.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, schemas: PayloadSchemas | None = None) -> None:
         self._database = database
+        self._schemas = schemas
 
     async def publish(
         self,
@@ -99,7 +55,10 @@ class Publisher:
 
         `key` says what the message is about: order, limits and shares of a queue may go by it.
         """
-        args = (queue, encode(payload), *_before(options), dedup_key, key, *_behind(options))
+        text = encode(payload)
+        if self._schemas is not None:
+            await self._schemas.check(queue, [text])
+        args = (queue, text, *before_keys(options), dedup_key, key, *behind_keys(options))
         [published] = await self._ids(connection, sql.PUBLISH, *args)
         return published
 
@@ -194,7 +153,9 @@ class Publisher:
         before: int = 0,
         **options: Unpack[Options],
     ) -> list[int]:
-        args = (queue, batch.texts, *_before(options), *batch.keys, *_behind(options))
+        if self._schemas is not None:
+            await self._schemas.check(queue, batch.texts, before=before)
+        args = (queue, batch.texts, *before_keys(options), *batch.keys, *behind_keys(options))
         try:
             return await self._ids(connection, sql.PUBLISH_MANY, *args)
         except _NotStoredError as error:
@@ -221,31 +182,6 @@ class Publisher:
 
 class _NotStoredError(ConfigurationError):
     pass
-
-
-# What the functions take before and behind the keys, in their order.
-def _before(options: Options) -> tuple[Any, ...]:
-    headers = options.get("headers")
-    return (
-        options.get("priority", 0),
-        options.get("delay"),
-        options.get("available_at"),
-        options.get("type"),
-        None if headers is None else encode(headers),
-    )
-
-
-def _behind(options: Options) -> tuple[Any, ...]:
-    if unknown := options.keys() - Options.__annotations__.keys():
-        raise TypeError(f"there is no option {min(unknown)!r} of a message")
-    return (
-        options.get("max_attempts"),
-        options.get("dedup_scope"),
-        options.get("dedup_window"),
-        options.get("on_duplicate", "keep"),
-        None if (after := options.get("after")) is None else list(after),
-        options.get("on_failure", "cancel"),
-    )
 
 
 class _Batch(NamedTuple):

@@ -284,6 +284,7 @@ UNLEAD = """
 select count(pg_advisory_unlock(hashtextextended(u.name, 7305427006)))
 from unnest($1::text[]) as u (name)
 """
+PAYLOAD_SCHEMA = "select messages.payload_schema(queue => $1)"
 
 NEW_EVENT = "new_event"
 NEW_MESSAGE = "new_message"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from notifyq import sql
 from notifyq.errors import ConfigurationError
 from notifyq.event import SubscriptionInfo
-from notifyq.payload import encode
 from notifyq.retries import seconds
+from notifyq.schemas import schema_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from notifyq.admin import Bell
     from notifyq.database import Database
+    from notifyq.schemas import Schema
 
 _DURATIONS = frozenset({"retention", "max_lag"})
 
@@ -33,8 +34,8 @@ class StreamPolicy:
 
     payload_type: str | None = None
     """A type of PostgreSQL; events are published with `messages.enqueue()`."""
-    payload_schema: dict[str, Any] | None = None
-    """A JSON Schema that each event must satisfy."""
+    payload_schema: Schema | None = None
+    """A JSON Schema that each event must satisfy, or a pydantic model that has it."""
     durable: bool | None = None
     retention: timedelta | float | None = None
     """How long events are kept that every subscriber has passed, for a replay."""
@@ -48,8 +49,7 @@ class StreamPolicy:
     def args(self) -> tuple[object, ...]:
         """The values in the order of the SQL functions."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.payload_schema is not None:
-            values["payload_schema"] = encode(self.payload_schema)
+        values["payload_schema"] = schema_text(self.payload_schema)
         return tuple(
             seconds(value) if name in _DURATIONS else value for name, value in values.items()
         )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
     from notifyq.borrowed import Awaited, Blocking, Borrowed
-    from notifyq.publisher import ManyOptions, MessageOptions
+    from notifyq.options import ManyOptions, MessageOptions
 
 __all__ = ["publish", "publish_many"]
 
@@ -28,7 +28,8 @@ class _Within(Publisher):
     """Publishes on connections that it is given, and has none of its own."""
 
     def __init__(self) -> None:
-        """Need no database."""
+        """Need no database, and so leave payloads to it."""
+        self._schemas = None
 
     def _borrow(self, connection: Any) -> Borrowed:
         return borrow(connection)

@@ -33,6 +33,7 @@ PUBLISH = [
     "select messages.relay_target()",
     "select messages.enqueue('typed', 1::smallint)",
     "select messages.enqueue('typed', null::text)",
+    "select messages.payload_schema('default')",
     "insert into messages.message (queue, message, priority, available_at, type, headers, "
     "dedup_key, key, max_attempts) values ('default', '1', 1, now(), 't', '{}', 'k', 'c', 3)",
 ]

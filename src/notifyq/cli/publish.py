@@ -15,8 +15,9 @@ import typer
 from notifyq.cli.common import DsnOption, duration, err, headers, instant, open_database, out, run
 from notifyq.cli.progress import Progress
 from notifyq.errors import ConfigurationError
+from notifyq.options import DedupScope, OnDuplicate, OnFailure
 from notifyq.payload import Json, check_json
-from notifyq.publisher import DedupScope, OnDuplicate, OnFailure, Publisher
+from notifyq.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
