@@ -58,6 +58,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.streaming.pollingDelay": "20ms",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.ui.enabled": "false",
+            # What the UI would show, so that tests can look for what nobody may see.
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": f"file:{folder}",
         },
     )
     yield made

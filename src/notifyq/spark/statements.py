@@ -18,15 +18,90 @@ if TYPE_CHECKING:
 
 # The data source: reading.
 
+POSITION: Final = "select messages.current_position()"
+SNAPSHOT_OF: Final = "select messages.snapshot_of(%s)::text"
 ARCHIVE_TABLES: Final = """
-select c.relname::text, pg_relation_size(c.oid) / current_setting('block_size')::bigint
+select c.relname::text, pg_relation_filenode(c.oid)::bigint,
+  pg_relation_size(c.oid) / current_setting('block_size')::bigint
 from pg_inherits as i
 join pg_class as c on c.oid = i.inhrelid
 where i.inhparent = 'messages.message_archive'::regclass
 order by c.relname
 """
-SNAPSHOT: Final = "select pg_current_snapshot()::text"
-READ_ARCHIVE: Final = "select {columns} from messages.message_archive as r where {condition}"
+STREAM_TABLES: Final = """
+select s.id, pg_relation_filenode(t.oid)::bigint,
+  pg_relation_size(t.oid) / current_setting('block_size')::bigint
+from messages.stream as m
+left join messages.segment as s on s.stream = m.id
+cross join lateral (select to_regclass('messages.event_' || s.id) as oid) as t
+where m.name = %s
+order by s.low, s.id
+"""
+MESSAGE_BOUNDS: Final = "select min(m.id), max(m.id) from messages.message as m"
+UNCHANGED: Final = "select pg_relation_filenode(to_regclass({table}))::bigint = {node}"
+READ: Final = "select {columns} from {table} as r where {condition}"
+
+# Of a stream, the oldest table that may hold what a snapshot has not seen.
+STREAM_MARK: Final = """
+select 'event_' || s.id || '@' || extract(epoch from s.opened_at)
+from messages.stream as m
+join messages.segment as s on s.stream = m.id
+where m.name = %s
+  and (s.sealed is null or pg_snapshot_xmax(s.sealed) > pg_snapshot_xmin(%s::pg_snapshot))
+order by s.low, s.id
+limit 1
+"""
+HAS_STREAM_MARK: Final = """
+select exists (
+  select
+  from messages.stream as m
+  join messages.segment as s on s.stream = m.id
+  where m.name = %s
+    and 'event_' || s.id || '@' || extract(epoch from s.opened_at) = %s
+)
+"""
+# A transaction may archive for a day before it commits.
+ARCHIVE_MARK: Final = """
+select c.relname::text
+from pg_inherits as i
+join pg_class as c on c.oid = i.inhrelid
+where i.inhparent = 'messages.message_archive'::regclass
+  and c.relname ~ '^message_archive_[0-9]{8}$'
+  and (
+    %s
+    or c.relname >= to_char((now() at time zone 'UTC')::date - 1, '"message_archive_"YYYYMMDD')
+  )
+order by c.relname
+limit 1
+"""
+HAS_ARCHIVE_MARK: Final = "select to_regclass('messages.' || %s) is not null"
+
+# In the order of transactions and ids: how many rows there are, up to a number of them, and those
+# that end each share of them.
+WALK: Final = """
+select w.number, w.xid::text::bigint, w.id
+from (
+  select f.xid, f.id, row_number() over (order by f.lo, f.xid, f.id) as number
+  from (
+    select b.lo, r.xid, r.id
+    from unnest({lows}::xid8[], {highs}::xid8[]) as b (lo, hi)
+    cross join lateral (
+      select r.xid, r.id
+      from {table} as r
+      where r.xid >= b.lo and r.xid < b.hi and {condition}
+      order by r.xid, r.id
+      limit {quantity}
+    ) as r
+    order by b.lo, r.xid, r.id
+    limit {quantity}
+  ) as f
+) as w
+where mod(w.number, {share}) = 0
+order by w.number
+"""
+# The planner knows nothing of tables that nobody has analysed: a window is a small part of them.
+BY_INDEX: Final = ("set local enable_seqscan = off", "set local jit = off")
+IN_ORDER: Final = (*BY_INDEX, "set local enable_bitmapscan = off")
 
 # Lakes.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 TABLES = ("archive", "dead", "events", "messages")
 _KNOWN = ("columns", "dsn", "dsn_file", "partitions", "queue", "stream", "table")
+_FOLLOWING = (*_KNOWN, "failOnDataLoss", "from", "maxRowsPerBatch")
+_ROWS = 100_000
+"""Of a micro-batch, where nothing is said: done in a second or two, in little memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,9 @@ class ReadOptions:
     stream: str | None = None
     columns: tuple[str, ...] | None = None
     partitions: int | None = None
+    start: str = "start"
+    rows: int = _ROWS
+    is_strict: bool = True
 
 
 def address(options: Mapping[str, str]) -> str:
@@ -48,12 +54,36 @@ def address(options: Mapping[str, str]) -> str:
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Check the options of a read."""
-    for name in options:
-        if name.lower() not in _KNOWN:
-            close = difflib.get_close_matches(name.lower(), _KNOWN, n=1)
-            hint = f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(_KNOWN)}"
-            raise ConfigurationError(f"the data source notifyq has no option {name!r}{hint}")
+    """Check the options of a read of what is there."""
+    return _read(options, _KNOWN)
+
+
+def described(options: Mapping[str, str]) -> ReadOptions:
+    """Check what both kinds of reads have: Spark asks for columns before it says which it is."""
+    return _read(options, _FOLLOWING)
+
+
+def stream_options(options: Mapping[str, str]) -> ReadOptions:
+    """Check the options of a read of what comes."""
+    found = _read(options, _FOLLOWING)
+    if found.table == "messages":
+        raise ConfigurationError(
+            "live messages come and go and cannot be followed: follow the archive, or a stream"
+        )
+    strict = options.get("failOnDataLoss", "true").lower()
+    if strict not in {"true", "false"}:
+        raise ConfigurationError(f"option failOnDataLoss: {strict!r} is neither true nor false")
+    start = options.get("from", "start")
+    if start not in {"start", "now"} and "/" not in start:
+        raise ConfigurationError(
+            f"option from: {start!r} is neither start nor now, nor what current_position() gave"
+        )
+    rows = _number("maxRowsPerBatch", options.get("maxRowsPerBatch"), most=10**9)
+    return replace(found, start=start, rows=rows or _ROWS, is_strict=strict == "true")
+
+
+def _read(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
+    _check_names(options, known)
     table = options.get("table", "events" if "stream" in options else "archive")
     if table not in TABLES:
         raise ConfigurationError(f"option table: {table!r} is none of {', '.join(TABLES)}")
@@ -74,9 +104,18 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     )
 
 
-def _number(name: str, text: str | None) -> int | None:
+def _check_names(options: Mapping[str, str], known: tuple[str, ...]) -> None:
+    lower = {name.lower() for name in known}
+    for name in options:
+        if name.lower() not in lower:
+            close = difflib.get_close_matches(name.lower(), lower, n=1)
+            hint = f": did you mean {close[0]!r}?" if close else f"; it has {', '.join(known)}"
+            raise ConfigurationError(f"the data source notifyq has no option {name!r} here{hint}")
+
+
+def _number(name: str, text: str | None, most: int = 100_000) -> int | None:
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 100_000:
-        raise ConfigurationError(f"option {name}: {text!r} is no number from 1 to 100000")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= most:
+        raise ConfigurationError(f"option {name}: {text!r} is no number from 1 to {most}")
     return int(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from contextlib import closing
@@ -9,102 +10,160 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from psycopg import sql
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from notifyq.spark import statements
-from notifyq.spark.connection import connect, connect_arrow
-from notifyq.spark.source.schema import check, expression
+from notifyq.spark.connection import connect
+from notifyq.spark.failures import translated
+from notifyq.spark.source import cuts, tables
+from notifyq.spark.source.filters import condition, span
+from notifyq.spark.source.rows import Part, rows
+from notifyq.spark.source.schema import check, columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from psycopg import Connection
 
     from notifyq.spark.source.options import ReadOptions
 
 _DAY = re.compile(r"message_archive_(\d{8})")
 
 
-@dataclass(frozen=True)
-class Part(InputPartition):
-    """One task's share of a read: the statement that gives its rows."""
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A table that rows never move within, and the condition that tells its rows."""
 
-    query: str
+    name: str
+    node: int
+    pages: int
+    rows: sql.Composable
 
 
-class ArchiveReader(DataSourceReader):
-    """Reads the archive, or the dead messages in it, as of the moment when the read is planned."""
+class TableReader(DataSourceReader):
+    """Reads what the options name, as of the moment when the read is planned."""
 
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         """Take what to read, and the columns to give."""
         self._options = options
-        self._chosen = check(options.table, schema)
+        self._columns = check(options.table, schema)
         self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._filters: list[sql.Composable] = []
+        self._since: datetime | None = None
+        self._until: datetime | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Split the pages of each day; what is in no day's table is a part of its own."""
-        with closing(connect(self._options.dsn)) as session:
-            [[snapshot]] = session.execute(statements.SNAPSHOT).fetchall()
-            tables = session.execute(statements.ARCHIVE_TABLES).fetchall()
-        days = [(_day(name), pages) for name, pages in tables if _DAY.fullmatch(name)]
-        wanted = self._options.partitions or 2 * (os.cpu_count() or 1)
-        share = max(1, -(-sum(pages for _, pages in days) // wanted))
-        common = self._common(snapshot)
-        return [
-            Part(self._query([*common, *condition]))
-            for condition in [*_shares(days, share), [_outside([day for day, _ in days])]]
-        ]
+        """Split what is to be read."""
+        with closing(connect(self._options.dsn)) as session, translated():
+            if self._options.table == "messages":
+                return list(self._of_messages(session))
+            [[position]] = session.execute(statements.POSITION).fetchall()
+            common = [*self._common(), _seen(cuts.snapshot(position))]
+            if self._options.stream is not None:
+                return list(self._of_files(common, _segments(session, self._options.stream)))
+            days = _days(session)
+        wanted = [day for day in days if self._reaches(_date(day.name))]
+        rest = _outside([_date(day.name) for day in days])
+        return [*self._of_files(common, wanted), self._part([*common, rest])]
 
     def read(self, partition: Part) -> Iterator[pa.RecordBatch]:
         """Give the rows of a part."""
-        with closing(connect_arrow(self._options.dsn)) as session, session.cursor() as cursor:
-            cursor.execute(partition.query)
-            for batch in cursor.fetch_record_batch():
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
+        return rows(self._options.dsn, partition, self._schema)
 
-    def _common(self, snapshot: str) -> list[sql.Composable]:
-        # The two comparisons decide for nearly all rows, and cost less.
-        xmin, xmax, _ = snapshot.split(":")
-        conditions: list[sql.Composable] = [
-            sql.SQL(
-                "r.xid < {}::xid8 and (r.xid < {}::xid8 or pg_visible_in_snapshot(r.xid, {}))"
-            ).format(sql.Literal(xmax), sql.Literal(xmin), sql.Literal(snapshot))
-        ]
-        if self._options.table == "dead":
-            conditions.append(sql.SQL("r.status <> 'success'"))
-        if self._options.queue is not None:
-            conditions.append(sql.SQL("r.queue = {}").format(sql.Literal(self._options.queue)))
-        return conditions
+    def _common(self) -> list[sql.Composable]:
+        return [*tables.chosen(self._options), *self._filters]
 
-    def _query(self, conditions: Sequence[sql.Composable]) -> str:
-        return (
-            sql.SQL(statements.READ_ARCHIVE)
-            .format(
-                columns=sql.SQL(", ".join(map(expression, self._chosen)) or "null"),
-                condition=sql.SQL(" and ").join(conditions),
-            )
-            .as_string(None)
+    def _part(self, conditions: Sequence[sql.Composable], file: _File | None = None) -> Part:
+        unchanged = file and sql.SQL(statements.UNCHANGED).format(
+            table=sql.Literal(f"messages.{file.name}"), node=sql.Literal(file.node)
+        ).as_string(None)
+        return Part(tables.query(self._options, self._columns, conditions), unchanged or None)
+
+    def _reaches(self, day: datetime) -> bool:
+        return (self._since is None or day + timedelta(days=1) > self._since) and (
+            self._until is None or day <= self._until
         )
 
+    def _wanted(self) -> int:
+        return self._options.partitions or 2 * (os.cpu_count() or 1)
 
-def _day(name: str) -> datetime:
+    def _of_files(
+        self, common: Sequence[sql.Composable], files: Sequence[_File]
+    ) -> Iterator[InputPartition]:
+        share = max(1, -(-sum(file.pages for file in files) // self._wanted()))
+        for file in files:
+            for first in range(0, file.pages, share):
+                pages = _pages(first, first + share if first + share < file.pages else None)
+                yield self._part([file.rows, *pages, *common], file)
+
+    def _of_messages(self, session: Connection[tuple[Any, ...]]) -> Iterator[InputPartition]:
+        """Split by id: a live message moves within its table. One part sees one moment."""
+        wanted = self._options.partitions or 1
+        [[first, last]] = session.execute(statements.MESSAGE_BOUNDS).fetchall()
+        if wanted == 1 or first is None:
+            yield self._part(self._common())
+            return
+        share = -(-(last - first + 1) // wanted)
+        bounds = [None, *range(first + share, last + 1, share), None]
+        for low, high in itertools.pairwise(bounds):
+            yield self._part([*self._common(), *_range("r.id", low, high)])
+
+
+class FilteringReader(TableReader):
+    """Hands filters on to PostgreSQL. Spark refuses it where it does not offer filters."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
+        """Take the filters that mean the same there, and give the others back."""
+        kinds = columns(self._options.table)
+        for given in filters:
+            if (found := condition(given, kinds)) is None:
+                yield given
+            else:
+                self._filters.append(found)
+        self._since, self._until = span(filters, "archived_at")
+
+
+def _seen(snapshot: str) -> sql.Composable:
+    # The two comparisons decide for nearly all rows, and cost less.
+    xmin, xmax, _ = snapshot.split(":")
+    return sql.SQL(
+        "r.xid < {}::xid8 and (r.xid < {}::xid8 or pg_visible_in_snapshot(r.xid, {}))"
+    ).format(sql.Literal(xmax), sql.Literal(xmin), sql.Literal(snapshot))
+
+
+def _pages(first: int, end: int | None) -> list[sql.Composable]:
+    # The last part has no end: what comes later it leaves out by its transaction.
+    return _range("r.ctid", f"({first},0)" if first else None, end and f"({end},0)")
+
+
+def _range(column: str, low: int | str | None, high: int | str | None) -> list[sql.Composable]:
+    return [
+        sql.SQL("{} {} {}").format(sql.SQL(column), sql.SQL(operator), sql.Literal(bound))
+        for operator, bound in ((">=", low), ("<", high))
+        if bound is not None
+    ]
+
+
+def _segments(session: Connection[tuple[Any, ...]], stream: str) -> list[_File]:
+    return [
+        _File(f"event_{number}", node, pages, tables.of_segments([number]))
+        for number, node, pages in tables.segments(session, stream)
+    ]
+
+
+def _days(session: Connection[tuple[Any, ...]]) -> list[_File]:
+    return [
+        _File(name, node, pages, _within(_date(name)))
+        for name, node, pages in session.execute(statements.ARCHIVE_TABLES).fetchall()
+        if _DAY.fullmatch(name)
+    ]
+
+
+def _date(name: str) -> datetime:
     return datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC)
-
-
-def _shares(days: Sequence[tuple[datetime, int]], share: int) -> Iterator[list[sql.Composable]]:
-    """Give parts of at most `share` pages.
-
-    The last one of a day has no end: what comes later it leaves out by its transaction.
-    """
-    for day, pages in days:
-        for first in range(0, pages, share):
-            condition: list[sql.Composable] = [_within(day)]
-            if first > 0:
-                condition.append(sql.SQL("r.ctid >= {}").format(sql.Literal(f"({first},0)")))
-            if first + share < pages:
-                condition.append(sql.SQL("r.ctid < {}").format(sql.Literal(f"({first + share},0)")))
-            yield condition
 
 
 def _within(day: datetime) -> sql.Composable:
@@ -117,6 +176,4 @@ def _outside(days: Sequence[datetime]) -> sql.Composable:
     """Tell rows that were of no day at planning: by time, as they may be moved to one meanwhile."""
     if not days:
         return sql.SQL("true")
-    return sql.SQL("not ({})").format(
-        sql.SQL(" or ").join(sql.SQL("({})").format(_within(day)) for day in days)
-    )
+    return sql.SQL("not ({})").format(sql.SQL(" or ").join(map(_within, days)))

@@ -77,9 +77,19 @@ def columns(table: str, chosen: Sequence[str] | None = None) -> dict[str, str]:
     return {name: known[name] for name in chosen or known}
 
 
-def ddl(table: str, chosen: Sequence[str] | None = None) -> str:
+def struct(table: str, chosen: Sequence[str] | None = None) -> Any:
     """Give the columns as Spark is told of them."""
-    return ", ".join(f"{name} {kind}" for name, kind in columns(table, chosen).items())
+    from pyspark.sql.types import StructField, StructType
+
+    kinds = columns(table, chosen)
+    return StructType([StructField(name, _type(kind)) for name, kind in kinds.items()])
+
+
+def _type(kind: str) -> Any:
+    from pyspark.sql.types import IntegerType, LongType, StringType, TimestampType
+
+    types = {"bigint": LongType, "int": IntegerType, "string": StringType}
+    return types.get(kind, TimestampType)()
 
 
 def check(table: str, schema: Any) -> tuple[str, ...]:

@@ -1,0 +1,96 @@
+"""Options of the data source: what is wrong is told in one line, and the address never."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from notifyq.errors import AccessDeniedError, ConfigurationError, DatabaseUnavailableError
+from notifyq.spark.connection import connect, connect_arrow
+from notifyq.spark.failures import translated
+from notifyq.spark.source.options import address, read_options, stream_options
+
+DSN = "postgresql://u:hidden@localhost/x"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"tabel": "archive"}, "no option 'tabel' here: did you mean 'table'?"),
+        ({"table": "jobs"}, "'jobs' is none of archive, dead, events, messages"),
+        ({"table": "events"}, "option stream names the stream"),
+        ({"stream": "s", "queue": "q"}, "events are in streams"),
+        ({"partitions": "0"}, "'0' is no number from 1 to 100000"),
+        ({"from": "now"}, "no option 'from' here"),
+    ],
+)
+def test_a_wrong_option_is_told(options: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text.replace("?", r"\?")):
+        read_options({"dsn": DSN, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"table": "messages"}, "cannot be followed"),
+        ({"from": "yesterday"}, "neither start nor now"),
+        ({"failOnDataLoss": "no"}, "neither true nor false"),
+        ({"maxRowsPerBatch": "many"}, "is no number"),
+    ],
+)
+def test_a_wrong_option_of_a_stream_is_told(options: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        stream_options({"dsn": DSN, **options})
+
+
+def test_the_address_comes_from_an_option_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOTIFYQ_DSN", raising=False)
+    with pytest.raises(ConfigurationError, match="give option dsn or dsn_file"):
+        address({})
+    monkeypatch.setenv("NOTIFYQ_DSN", "a")
+    file = tmp_path / "dsn"
+    file.write_text("b\n", encoding="utf-8")
+    assert address({}) == "a"
+    assert address({"dsn_file": str(file)}) == "b"
+    assert address({"dsn_file": str(file), "dsn": "c"}) == "c"
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        address({"dsn_file": str(tmp_path / "none")})
+    assert "hidden" not in repr(read_options({"dsn": DSN}))
+
+
+@pytest.mark.parametrize("opened", [connect, connect_arrow])
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:hidden@127.0.0.1:1/x",
+        "postgresql://u:hidden pass@word@127.0.0.1:1/x",
+        "host=127.0.0.1 password=hidden 'hidden",
+        "hidden",
+    ],
+)
+def test_no_error_of_a_connection_has_the_password(opened: object, dsn: str) -> None:
+    with pytest.raises((ConfigurationError, DatabaseUnavailableError)) as caught:
+        opened(dsn)  # type: ignore[operator]
+    error: BaseException | None = caught.value
+    assert "hidden" not in str(error)
+    assert error is not None
+    assert error.__suppress_context__
+
+
+async def test_who_may_not_read_is_told(database: str, connection: object) -> None:
+    session = connect(database)
+    try:
+        session.execute("create role e_nobody")
+        session.execute("set role e_nobody")
+        with (
+            pytest.raises(AccessDeniedError, match=r"permission denied.*ask an admin"),
+            translated(),
+        ):
+            session.execute("select from messages.message_archive")
+    finally:
+        session.execute("reset role")
+        session.execute("drop role if exists e_nobody")
+        session.close()
