@@ -110,8 +110,8 @@ $$;
 -- A moment: ids of transactions with a number behind the snapshot's end are larger than low, and
 -- those of what is committed are not larger than high. A snapshot ends behind the last transaction
 -- that is over, so that some with a larger number may run by then and have given ids: up to the
--- caller's own number, they are put in as running. Without a fresh low, the known one goes on with
--- the end that it was known for.
+-- caller's own number, they are put in as running; the caller's own is behind the end, like all
+-- that come after it. Without a fresh low, the known one goes on with the end that it was known for.
 create or replace function messages._moment(
   known_low bigint,
   known_until xid8,
@@ -131,7 +131,7 @@ begin
   low := known_low;
   if fresh is not null then
     low := greatest(fresh, known_low);
-    v_until := greatest(known_until, (pg_current_xact_id()::text::bigint + 1)::text::xid8);
+    v_until := greatest(known_until, pg_current_xact_id());
   end if;
   snapshot := messages._until(messages._present(), v_until);
   high := messages._last_event_id();

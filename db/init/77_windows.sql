@@ -78,25 +78,31 @@ create or replace function messages._segment_ids(
 as $$
 declare
   v_table text := messages._event_table(segment);
-begin
-  return query execute format(
+  v_late xid8[] := messages._late(batch);
+  v_to bigint := least(batch.last_id, batch.upto_high);
+  v_query text := format(
     '(select e.id from messages.%I as e where e.id > %L and e.id <= %L '
     'and (e.xid >= %L and e.xid < %L and e.xid <> all (%L::xid8[])) is true '
-    'order by e.id limit %L) '
-    'union all '
-    '(select e.id from unnest(%L::xid8[]) as l (xid) join messages.%I as e '
-    'on e.xid = l.xid and e.id > %L and e.id <= %L order by e.id limit %L)',
-    v_table, greatest(batch.after_id, batch.seen_low), least(batch.last_id, batch.upto_high),
-    pg_snapshot_xmax(batch.seen), pg_snapshot_xmax(batch.upto),
-    array(select pg_snapshot_xip(batch.upto)), quantity, messages._late(batch), v_table,
-    batch.after_id, least(batch.last_id, batch.upto_high), quantity
+    'order by e.id limit %L)',
+    v_table, greatest(batch.after_id, batch.seen_low), v_to, pg_snapshot_xmax(batch.seen),
+    pg_snapshot_xmax(batch.upto), array(select pg_snapshot_xip(batch.upto)), quantity
   );
+begin
+  if v_late <> '{}' then
+    v_query := v_query || format(
+      ' union all '
+      '(select e.id from unnest(%L::xid8[]) as l (xid) join messages.%I as e '
+      'on e.xid = l.xid and e.id > %L and e.id <= %L order by e.id limit %L)',
+      v_late, v_table, batch.after_id, v_to, quantity
+    );
+  end if;
+  return query execute v_query;
 end;
 $$;
 
 -- Whether a window has events of transactions that ran when it began (late), and of those that
 -- began in it (fresh). Numbers of transactions that still run are passed over: however much one of
--- those has written, it is not looked at.
+-- those has written, it is not looked at. What cannot be is not looked up, and not planned.
 create or replace function messages._look_ahead(
   batch messages.batch,
   out late boolean,
@@ -112,37 +118,54 @@ create or replace function messages._look_ahead(
 as $$
 declare
   v_late xid8[] := messages._late(batch);
-  v_running xid8[] := array(
-    select x.xid from pg_snapshot_xip(batch.upto) as x (xid)
-    where x.xid >= pg_snapshot_xmax(batch.seen)
-    order by x.xid
-  );
+  -- Those that began in the window have larger ids than any that was given before it.
+  v_has_ids boolean := batch.upto_high > batch.seen_low;
   v_before xid8 := (pg_snapshot_xmax(batch.seen)::text::bigint - 1)::text::xid8;
-  v_befores xid8[] := v_before || v_running;
-  v_untils xid8[] := v_running || pg_snapshot_xmax(batch.upto);
+  v_until xid8 := pg_snapshot_xmax(batch.upto);
+  v_running xid8[];
   v_table text;
-  v_has_late boolean;
-  v_has_fresh boolean;
+  v_is_there boolean;
 begin
   late := false;
   fresh := false;
+  if v_late = '{}' and not v_has_ids then
+    return;
+  end if;
+  v_running := array(
+    select x.xid from pg_snapshot_xip(batch.upto) as x (xid)
+    where x.xid > v_before
+    order by x.xid
+  );
   for v_table in
     select messages._event_table(s.id) from unnest(messages._segments(batch)) as s (id)
   loop
-    execute format(
-      'select exists ('
-      '  select from unnest(%L::xid8[]) as l (xid) join messages.%I as e on e.xid = l.xid'
-      '), exists ('
-      '  select from unnest(%L::xid8[], %L::xid8[]) as s (before, until)'
-      '  cross join lateral ('
-      '    select from messages.%I as e where e.xid > s.before and e.xid < s.until limit 1'
-      '  ) as e'
-      ')', v_late, v_table, v_befores, v_untils, v_table
-    )
-    into v_has_late, v_has_fresh;
-    late := late or v_has_late;
-    fresh := fresh or v_has_fresh;
-    exit when late;
+    if v_late <> '{}' then
+      execute format(
+        'select exists (select from messages.%I as e where e.xid = any (%L))', v_table, v_late
+      )
+      into v_is_there;
+      late := v_is_there;
+      exit when late;
+    end if;
+    continue when fresh or not v_has_ids;
+    if v_running = '{}' then
+      execute format(
+        'select exists (select from messages.%I as e where e.xid > %L and e.xid < %L)',
+        v_table, v_before, v_until
+      )
+      into v_is_there;
+    else
+      execute format(
+        'select exists ('
+        '  select from unnest(%L::xid8[], %L::xid8[]) as s (before, until)'
+        '  cross join lateral ('
+        '    select from messages.%I as e where e.xid > s.before and e.xid < s.until limit 1'
+        '  ) as e'
+        ')', v_before || v_running, v_running || v_until, v_table
+      )
+      into v_is_there;
+    end if;
+    fresh := v_is_there;
   end loop;
 end;
 $$;

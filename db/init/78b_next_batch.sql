@@ -5,7 +5,7 @@
 -- calls:   messages._subscription, messages._check_quantity, messages._check_positive,
 --          messages._check_position, messages._is_open, messages._next_events,
 --          messages._add_batch, messages._ring_stream, messages._stream, messages._stream_key,
---          messages._hold_batch, messages._batch, messages._fresh_low
+--          messages._hold_batch, messages._batch, messages._fresh_low, messages._has_nothing
 -- raises:  NQ003 invalid argument, NQ020 stream not found, NQ021 subscription not found, NQ022
 --          batch not found, NQ903 not adopted
 
@@ -160,6 +160,9 @@ declare
 begin
   perform messages._check_quantity(next_batch.quantity, 1000000);
   perform messages._check_positive('takeover', next_batch.takeover);
+  if messages._has_nothing(v_subscription.id, next_batch.member, next_batch.takeover) then
+    return null;
+  end if;
   -- One at a time; whoever comes second is given the batch that the first was given.
   perform from messages.subscription as u where u.id = v_subscription.id for no key update;
   if not found then
