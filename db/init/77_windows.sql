@@ -80,23 +80,29 @@ declare
   v_table text := messages._event_table(segment);
   v_late xid8[] := messages._late(batch);
   v_to bigint := least(batch.last_id, batch.upto_high);
-  v_query text := format(
+  v_after bigint := greatest(batch.after_id, batch.seen_low);
+  v_running xid8[] := array(select pg_snapshot_xip(batch.upto));
+begin
+  if v_late = '{}' then
+    return query execute format(
+      'select e.id from messages.%I as e where e.id > %L and e.id <= %L '
+      'and (e.xid >= %L and e.xid < %L and e.xid <> all (%L::xid8[])) is true '
+      'order by e.id limit %L',
+      v_table, v_after, v_to, pg_snapshot_xmax(batch.seen), pg_snapshot_xmax(batch.upto),
+      v_running, quantity
+    );
+    return;
+  end if;
+  return query execute format(
     '(select e.id from messages.%I as e where e.id > %L and e.id <= %L '
     'and (e.xid >= %L and e.xid < %L and e.xid <> all (%L::xid8[])) is true '
-    'order by e.id limit %L)',
-    v_table, greatest(batch.after_id, batch.seen_low), v_to, pg_snapshot_xmax(batch.seen),
-    pg_snapshot_xmax(batch.upto), array(select pg_snapshot_xip(batch.upto)), quantity
+    'order by e.id limit %L) '
+    'union all '
+    '(select e.id from unnest(%L::xid8[]) as l (xid) join messages.%I as e '
+    'on e.xid = l.xid and e.id > %L and e.id <= %L order by e.id limit %L)',
+    v_table, v_after, v_to, pg_snapshot_xmax(batch.seen), pg_snapshot_xmax(batch.upto), v_running,
+    quantity, v_late, v_table, batch.after_id, v_to, quantity
   );
-begin
-  if v_late <> '{}' then
-    v_query := v_query || format(
-      ' union all '
-      '(select e.id from unnest(%L::xid8[]) as l (xid) join messages.%I as e '
-      'on e.xid = l.xid and e.id > %L and e.id <= %L order by e.id limit %L)',
-      v_late, v_table, batch.after_id, v_to, quantity
-    );
-  end if;
-  return query execute v_query;
 end;
 $$;
 
@@ -123,6 +129,8 @@ declare
   v_before xid8 := (pg_snapshot_xmax(batch.seen)::text::bigint - 1)::text::xid8;
   v_until xid8 := pg_snapshot_xmax(batch.upto);
   v_running xid8[];
+  v_befores xid8[];
+  v_untils xid8[];
   v_table text;
   v_is_there boolean;
 begin
@@ -136,6 +144,8 @@ begin
     where x.xid > v_before
     order by x.xid
   );
+  v_befores := v_before || v_running;
+  v_untils := v_running || v_until;
   for v_table in
     select messages._event_table(s.id) from unnest(messages._segments(batch)) as s (id)
   loop
@@ -161,7 +171,7 @@ begin
         '  cross join lateral ('
         '    select from messages.%I as e where e.xid > s.before and e.xid < s.until limit 1'
         '  ) as e'
-        ')', v_before || v_running, v_running || v_until, v_table
+        ')', v_befores, v_untils, v_table
       )
       into v_is_there;
     end if;

@@ -22,24 +22,31 @@ declare
   v_table text := messages._event_table(segment);
   v_late xid8[] := messages._late(batch);
   v_to bigint := least(batch.last_id, batch.upto_high);
-  v_query text := format(
+  v_after bigint := greatest(batch.after_id, batch.seen_low);
+  v_running xid8[] := array(select pg_snapshot_xip(batch.upto));
+begin
+  if v_late = '{}' then
+    return query execute format(
+      'select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, null::text '
+      'from messages.%I as e where e.id > %L and e.id <= %L '
+      'and (e.xid >= %L and e.xid < %L and e.xid <> all (%L::xid8[])) is true '
+      'order by e.id',
+      v_table, v_after, v_to, pg_snapshot_xmax(batch.seen), pg_snapshot_xmax(batch.upto), v_running
+    );
+    return;
+  end if;
+  return query execute format(
     'select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, null::text '
     'from messages.%I as e where e.id > %L and e.id <= %L '
-    'and (e.xid >= %L and e.xid < %L and e.xid <> all (%L::xid8[])) is true ',
-    v_table, greatest(batch.after_id, batch.seen_low), v_to, pg_snapshot_xmax(batch.seen),
-    pg_snapshot_xmax(batch.upto), array(select pg_snapshot_xip(batch.upto))
+    'and (e.xid >= %L and e.xid < %L and e.xid <> all (%L::xid8[])) is true '
+    'union all '
+    'select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, null::text '
+    'from unnest(%L::xid8[]) as l (xid) join messages.%I as e '
+    'on e.xid = l.xid and e.id > %L and e.id <= %L '
+    'order by id',
+    v_table, v_after, v_to, pg_snapshot_xmax(batch.seen), pg_snapshot_xmax(batch.upto), v_running,
+    v_late, v_table, batch.after_id, v_to
   );
-begin
-  if v_late <> '{}' then
-    v_query := v_query || format(
-      'union all '
-      'select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, null::text '
-      'from unnest(%L::xid8[]) as l (xid) join messages.%I as e '
-      'on e.xid = l.xid and e.id > %L and e.id <= %L ',
-      v_late, v_table, batch.after_id, v_to
-    );
-  end if;
-  return query execute v_query || 'order by id';
 end;
 $$;
 

@@ -33,6 +33,10 @@ _ALONE = 1.0
 """Seconds without a session after which another worker may serve what this one does."""
 _TAKEOVER = timedelta(hours=1)
 """After which the open batch of a place is taken that there is no more."""
+_LOADED = 5
+"""Batches in a row after which a place rests between two."""
+_LULL = 0.05
+"""Seconds from one batch to the next that end such a row."""
 
 
 class Place:
@@ -51,6 +55,9 @@ class Place:
         self.task: asyncio.Task[None] | None = None
         self.delivery: Delivery | None = None
         self.not_before = 0.0
+        self.rests_until = 0.0
+        self._in_a_row = 0
+        self._opened_at = 0.0
         self.due_at: float | None = None
         """When an event comes again that was put back here, in monotonic seconds."""
         self.in_vain = 0
@@ -72,7 +79,35 @@ class Place:
     @property
     def is_idle(self) -> bool:
         """Whether its next batch may be looked for."""
-        return self.is_taken and self.task is None and time.monotonic() >= self.not_before
+        now = time.monotonic()
+        return self.is_free and now >= self.not_before and now >= self.rests_until
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is ours, and nothing is going on there."""
+        return self.is_taken and self.task is None
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it leaves time for events to gather, until `rests_until`."""
+        now = time.monotonic()
+        return self.is_free and self.not_before <= now < self.rests_until
+
+    def opened(self) -> None:
+        """Note that a batch was opened."""
+        now = time.monotonic()
+        if now - self._opened_at > max(_LULL, 2 * self.subscriber.rest):
+            self._in_a_row = 0
+        self._in_a_row += 1
+        self._opened_at = now
+
+    def rest(self, events: int) -> None:
+        """After a batch of so many events: under load, let more than a few gather for the next.
+
+        A look costs about the same however much it finds.
+        """
+        if self._in_a_row >= _LOADED and events < self.subscriber.quantity:
+            self.rests_until = self._opened_at + self.subscriber.rest
 
     def break_off(self) -> None:
         """Break off the batch in hand: it comes again, here or elsewhere."""

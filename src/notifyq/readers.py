@@ -112,17 +112,22 @@ class Readers:
                 if is_last:
                     await self._ring_busy(looked)
                 await self._attendance.note(look)
-                if is_rung and not look.queues and (pause := vain.spend()) > 0:
+                if is_rung and looked and not look.queues and (pause := vain.spend()) > 0:
                     await asyncio.sleep(pause)
-            room = sum(place.is_idle for place in self._places)
-            seconds = await self._attendance.pause(room)
-            await self._wait(seconds, polled_at)
+            await self._wait(await self._pause(), polled_at)
+
+    async def _pause(self) -> float:
+        room = sum(place.is_idle for place in self._places)
+        if room == 0 and (resting := [it.rests_until for it in self._places if it.is_resting]):
+            return min(resting) - time.monotonic()  # it is not without room for long
+        return await self._attendance.pause(room)
 
     async def _wait(self, seconds: float, polled_at: float) -> None:
         now = time.monotonic()
         instants = [polled_at + self._poll]
         instants += [it.due_at for it in self._places if it.due_at is not None]
         instants += [it.not_before for it in self._places if it.not_before > now]
+        instants += [it.rests_until for it in self._places if it.is_resting]
         if not self._places.is_complete:
             instants.append(self._places.next_try)
         seconds = min(seconds, max(0.0, min(instants) - now))
@@ -132,19 +137,21 @@ class Readers:
                     await self._wake.wait()
 
     def _choose(self, now: float, *, all_of_them: bool) -> list[Place]:
-        due, self._due = self._due, set()
-        # What is busy now looks by itself when it is not.
-        return [
+        chosen = [
             place
             for place in self._places
-            if place.is_idle
+            if place.is_free
             and (
                 all_of_them
-                or place in due
+                or place in self._due
                 or place.stream in self._promises.attended
                 or (place.due_at is not None and place.due_at <= now)
             )
         ]
+        # What is busy now looks by itself when it is not; what rests or waits does so after that.
+        idle = [place for place in chosen if place.is_idle]
+        self._due = set(chosen).difference(idle)
+        return idle
 
     async def _look(self, places: list[Place]) -> Look:
         opened = await asyncio.gather(*(self._open(place) for place in places))
@@ -152,6 +159,7 @@ class Readers:
         for place, batch in zip(places, opened, strict=True):
             if batch is not None and not self._is_stopping:
                 found.add(place.stream)
+                place.opened()
                 place.task = asyncio.create_task(self._deliver(place, batch))
         return Look(frozenset(found), is_full=False)
 
@@ -206,6 +214,7 @@ class Readers:
     def _delivered(self, place: Place, batch: Batch, reason: str | None) -> None:
         if reason is None:
             place.in_vain = 0
+            place.rest(len(batch))
             return
         self._sink(
             BatchDropped(

@@ -30,6 +30,7 @@ F_co = TypeVar("F_co", bound="Callable[..., Any]", covariant=True)
 
 _MOST_BATCH, _MOST_ATTEMPTS, _MOST_MEMBERS, _MOST_AT_ONCE = 10_000, 1000, 64, 10_000
 _BACKOFF = timedelta(seconds=2)
+_REST, _LONGEST_REST = 0.01, 60.0
 
 
 class SubscriberOptions(TypedDict, total=False):
@@ -44,6 +45,7 @@ class SubscriberOptions(TypedDict, total=False):
     concurrency: int
     members: int
     quantity: int
+    rest: timedelta | float
     position: str | int | datetime
     policy: StreamPolicy | None
     """What the stream gets, where the worker creates it."""
@@ -63,6 +65,8 @@ class Subscriber(Handler[F_co], Generic[F_co]):
     members: int
     """Most batches at a time, over all workers."""
     max_attempts: int
+    rest: float
+    """Least seconds from one batch to the next, while events come one after the other."""
     position: str
     """Where the subscription begins, if the worker creates it."""
     stream_policy: StreamPolicy | None
@@ -153,6 +157,7 @@ def make_subscriber(
         ordered=options.get("ordered", False),
         members=options.get("members", 1),
         max_attempts=options.get("max_attempts", 5),
+        rest=_rest(options),
         position=as_position(options.get("position", "last")),
         stream_policy=options.get("policy"),
     )
@@ -196,6 +201,16 @@ def _check(
         )
     if options.get("transactional"):
         _check_transactional(function, options, is_async=is_async)
+
+
+def _rest(options: SubscriberOptions) -> float:
+    rest = seconds(options.get("rest", _REST))
+    if rest is None or not 0 <= rest.total_seconds() <= _LONGEST_REST:
+        raise ConfigurationError(
+            f"rest must be between 0, which turns it off, and {_LONGEST_REST:g} seconds, "
+            f"not {options.get('rest')!r}"
+        )
+    return rest.total_seconds()
 
 
 def _check_transactional(
