@@ -110,8 +110,8 @@ $$;
 -- A moment: ids of transactions with a number behind the snapshot's end are larger than low, and
 -- those of what is committed are not larger than high. A snapshot ends behind the last transaction
 -- that is over, so that some with a larger number may run by then and have given ids: up to the
--- caller's own number, they are put in as running; the caller's own is behind the end, like all
--- that come after it. Without a fresh low, the known one goes on with the end that it was known for.
+-- caller's own number, which is behind the end, they are put in as running. Without a fresh low
+-- the known one goes on with the end that it was known for.
 create or replace function messages._moment(
   known_low bigint,
   known_until xid8,
