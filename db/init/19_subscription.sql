@@ -44,6 +44,7 @@ create table if not exists messages.batch (
   last_id bigint not null,
   is_last boolean not null,
   tick bigint not null,
+  left_at timestamptz,
   constraint batch_id_pk primary key (id),
   -- Else a transaction with an old snapshot could hand out a second batch from the same place.
   constraint batch_subscription_previous_uq unique (subscription, previous),
@@ -73,6 +74,8 @@ comment on column messages.batch.after_id is 'Events up to this id were in batch
 comment on column messages.batch.last_id is 'Events after this id are in batches to come.';
 comment on column messages.batch.is_last is 'Whether no more of the same two snapshots follows.';
 comment on column messages.batch.tick is 'The newest tick that there was when `upto` was taken.';
+comment on column messages.batch.left_at is
+  'When its reader left it as it was, with a word: what comes next is not counted as an attempt.';
 
 create table if not exists messages.batch_end (
   batch bigint not null,
@@ -98,6 +101,7 @@ create table if not exists messages.event_retry (
   key text,
   message jsonb not null,
   headers jsonb not null,
+  part bigint,
   constraint event_retry_subscription_event_id_pk primary key (subscription, event_id)
 );
 
@@ -118,6 +122,8 @@ comment on column messages.event_retry.reason is 'Why, as retry_event() was told
 comment on column messages.event_retry.batch is 'The open batch that holds it; null: it waits.';
 comment on column messages.event_retry.due_at is 'Not handed out before; null: it has failed.';
 comment on column messages.event_retry.retries is 'How often it is handed out again.';
+comment on column messages.event_retry.part is
+  'Handed out with those of the same part alone, since one of them may be what ended its reader.';
 
 create table if not exists messages.forward (
   subscription bigint not null,

@@ -60,21 +60,32 @@ create or replace function messages._retry_batch(last messages.batch, quantity i
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_due bigint[] := array(
+  v_now timestamptz := clock_timestamp();
+  v_first messages.event_retry;
+  v_due bigint[];
+  v_batch messages.batch := last;
+  v_id bigint;
+begin
+  select r.* into v_first
+  from messages.event_retry as r
+  where r.subscription = last.subscription
+    and r.batch is null
+    and r.due_at <= v_now
+  order by r.due_at, r.event_id
+  limit 1;
+  if not found then
+    return null;
+  end if;
+  v_due := array(
     select r.event_id
     from messages.event_retry as r
     where r.subscription = last.subscription
       and r.batch is null
-      and r.due_at <= clock_timestamp()
+      and r.due_at <= v_now
+      and r.part is not distinct from v_first.part
     order by r.due_at, r.event_id
     limit quantity
   );
-  v_batch messages.batch := last;
-  v_id bigint;
-begin
-  if v_due = '{}' then
-    return null;
-  end if;
   v_batch.kind := 'retries';
   v_id := messages._add_batch(v_batch, last.id, member);
   update messages.event_retry as r

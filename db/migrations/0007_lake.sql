@@ -167,3 +167,11 @@ comment on type messages.archive_part is
 comment on type messages.lake_entry is 'A file as messages.commit_lake() takes it.';
 comment on type messages.lake_report is
   'One lake as messages.lakes() reports it; obstacle: why it cannot be exported into any more.';
+
+-- Batches that end their readers.
+alter table messages.batch add column left_at timestamptz;
+comment on column messages.batch.left_at is
+  'When its reader left it as it was, with a word: what comes next is not counted as an attempt.';
+alter table messages.event_retry add column part bigint;
+comment on column messages.event_retry.part is
+  'Handed out with those of the same part alone, since one of them may be what ended its reader.';

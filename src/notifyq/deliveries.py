@@ -59,7 +59,7 @@ class Delivery:
         self._tools = tools
         self._sink = sink
         self._calls: set[_Call | batches.Batch[_Call]] = set()
-        self._cancelled = asyncio.Event()
+        self.cancelled = asyncio.Event()
         self.errors: list[str] = []
         """Of each attempt that did not succeed."""
         self.due_in: float | None = None
@@ -67,7 +67,7 @@ class Delivery:
 
     def cancel(self) -> None:
         """Break off what runs: its batch is left as it is, and comes again."""
-        self._cancelled.set()
+        self.cancelled.set()
         for call in self._calls:
             call.stop(Cause.STOP)
 
@@ -172,7 +172,7 @@ class Delivery:
     ) -> None:
         for chain in chains:
             for event in chain:
-                if self._cancelled.is_set():
+                if self.cancelled.is_set():
                     outcomes.append((event, Released()))
                     return
                 outcome = await self._call(event, connection)
@@ -281,8 +281,8 @@ class Delivery:
             delay = max(delay for delay, _ in again.values()).total_seconds()
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay):
-                    await self._cancelled.wait()
-        return not self._cancelled.is_set()
+                    await self.cancelled.wait()
+        return not self.cancelled.is_set()
 
     async def _settle(self, batch: Batch, verdict: Verdict) -> bool:
         """Write down what became of the events, and finish. False: another session has."""

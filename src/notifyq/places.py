@@ -6,6 +6,7 @@ worker takes it: within a second or so, for those without a place keep trying.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from datetime import timedelta
@@ -59,7 +60,11 @@ class Place:
         self._in_a_row = 0
         self._opened_at = 0.0
         self.due_at: float | None = None
-        """When an event comes again that was put back here, in monotonic seconds."""
+        """When an event comes again that was put back, in monotonic seconds."""
+        self.is_inherited = False
+        """Whether its batch may be that of a worker that is gone."""
+        self.may_owe = False
+        """Whether events may be put off that `due_at` knows nothing of."""
         self.in_vain = 0
         self.is_missing = False
         self.subscription = Subscription(
@@ -108,6 +113,23 @@ class Place:
         """
         if self._in_a_row >= _LOADED and events < self.subscriber.quantity:
             self.rests_until = self._opened_at + self.subscriber.rest
+
+    async def recover(self) -> None:
+        """See to the batch of the worker that had this place before."""
+        subscriber = self.subscriber
+        await self.subscription.recover(subscriber.max_attempts, ordered=subscriber.ordered)
+        self.is_inherited = False
+
+    def put_off(self, seconds: float) -> None:
+        """Note that an event comes again after so many seconds."""
+        self.may_owe = True
+        self.due_at = min(self.due_at or math.inf, time.monotonic() + seconds)
+
+    async def ask_due(self) -> None:
+        """Learn when the first event comes again that was put off, maybe by another worker."""
+        self.may_owe = False
+        if (left := await self.subscription.next_retry()) is not None:
+            self.put_off(left.total_seconds())
 
     def break_off(self) -> None:
         """Break off the batch in hand: it comes again, here or elsewhere."""
@@ -205,6 +227,7 @@ class Places:
 
     def _taken(self, place: Place) -> None:
         if not place.was_taken:
+            place.is_inherited = place.may_owe = True
             self._report(SubscriptionTaken, place)
         place.is_taken = place.was_taken = True
 

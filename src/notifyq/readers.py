@@ -164,9 +164,14 @@ class Readers:
         return Look(frozenset(found), is_full=False)
 
     async def _open(self, place: Place) -> Batch | None:
-        place.due_at = None
+        if place.due_at is not None and place.due_at <= time.monotonic():
+            place.due_at = None
         try:
+            if place.is_inherited:
+                await place.recover()
             batch = await place.subscription.next_batch(place.subscriber.quantity)
+            if batch is None and place.may_owe and place.due_at is None:
+                await place.ask_due()
         except (SubscriptionNotFoundError, StreamNotFoundError) as error:
             if not place.is_missing:
                 log.error("%s: nothing is handled until it is there again", error)  # noqa: TRY400
@@ -194,6 +199,8 @@ class Readers:
         try:
             if await delivery.handle(batch):
                 reason = None
+            elif delivery.cancelled.is_set():
+                await batch.leave()
         except (DatabaseUnavailableError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             if isinstance(error, RestoredDatabaseError):
                 self._on_failure(error)
@@ -205,7 +212,7 @@ class Readers:
             place.task = place.delivery = None
         self._delivered(place, batch, reason)
         if delivery.due_in is not None:
-            place.due_at = time.monotonic() + delivery.due_in
+            place.put_off(delivery.due_in)
         if self._is_stopping:
             await self._places.give_up([place])
         self._due.add(place)

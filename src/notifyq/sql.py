@@ -228,15 +228,11 @@ FORWARDS = "select * from messages.forwards(stream => $1)"
 SEEK = "select messages.seek(stream => $1, subscriber => $2, place => $3)"
 TICK = "select messages.tick(stream => $1)"
 SUBSCRIPTION_INFO = "select * from messages.subscription_info(stream => $1, subscriber => $2)"
-NEXT_BATCH = """
-select messages.next_batch(
-  stream => $1, subscriber => $2, quantity => $3, member => $4, takeover => $5)
-"""
+NEXT_BATCH = "select messages.next_batch($1, $2, quantity => $3, member => $4, takeover => $5)"
 # In one round trip. The offset keeps the events of no batch from being asked for.
 NEXT_EVENTS = """
 select b.id as batch, e.*
-from messages.next_batch(
-  stream => $1, subscriber => $2, quantity => $3, member => $4, takeover => $5) as b (id)
+from messages.next_batch($1, $2, quantity => $3, member => $4, takeover => $5) as b (id)
 left join lateral (
   select v.* from messages.batch_events(batch => b.id) as v where b.id is not null offset 0
 ) as e on true
@@ -258,6 +254,11 @@ select messages.fail_event(batch => $1, event => u.event, reason => u.reason)
 from unnest($2::bigint[], $3::text[]) as u (event, reason)
 """
 FINISH_BATCH = "select messages.finish_batch(batch => $1)"
+LEAVE_BATCH = "select messages.leave_batch(batch => $1)"
+RECOVER_BATCH = """
+select messages.recover_batch($1, $2, max_attempts => $3, member => $4, keeps_order => $5)
+"""
+NEXT_RETRY = "select messages.next_retry(stream => $1, subscriber => $2)"
 # One statement, hence one snapshot: what is read and where the next look begins belong together.
 EVENTS_SINCE = """
 select messages.current_position() as position, e.*
@@ -274,12 +275,7 @@ select array(
   from unnest($1::text[]) with ordinality as u (name, place)
   order by u.place)
 """
-LEAD_IN_TRANSACTION = """
-select array(
-  select pg_try_advisory_xact_lock(hashtextextended(u.name, 7305427006))
-  from unnest($1::text[]) with ordinality as u (name, place)
-  order by u.place)
-"""
+LEAD_IN_TRANSACTION = LEAD.replace("try_advisory_lock", "try_advisory_xact_lock")
 UNLEAD = """
 select count(pg_advisory_unlock(hashtextextended(u.name, 7305427006)))
 from unnest($1::text[]) as u (name)

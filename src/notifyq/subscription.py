@@ -102,6 +102,13 @@ class Batch:
         self.is_finished = True
         return bool(rows[0][0])
 
+    async def leave(self) -> bool:
+        """Leave it as it is, to whoever asks next. False: it was finished.
+
+        Without a word it would count as an attempt, where another worker takes it up.
+        """
+        return bool((await self._fetch(sql.LEAVE_BATCH, self.id))[0][0])
+
     async def _fetch(self, statement: str, *args: Any) -> Sequence[asyncpg.Record]:
         if self._connection is not None:
             return await self._connection.fetch(statement, *args)
@@ -177,6 +184,21 @@ class Subscription:
             _connection=connection,
             _events=loaded if is_loaded else None,
         )
+
+    async def recover(self, max_attempts: int, *, ordered: bool = False) -> int:
+        """Take the place of a reader that is gone without a word; return how many events it had.
+
+        Those come again, a tenth of them at a time; one that was alone already is dead after
+        `max_attempts`. Call it before `next_batch`, and only where no other reader can be left.
+        """
+        args = self.stream, self.subscriber, max_attempts, self._member, ordered
+        return int((await self._database.persist(sql.RECOVER_BATCH, *args))[0][0])
+
+    async def next_retry(self) -> timedelta | None:
+        """How long until an event comes again that was put off."""
+        rows = await self._database.persist(sql.NEXT_RETRY, self.stream, self.subscriber)
+        left: timedelta | None = rows[0][0]
+        return left
 
     async def batches(self, quantity: int = 500) -> AsyncGenerator[Batch, None]:
         """Batches as they come, for ever; each is finished when the loop asks for the next one.

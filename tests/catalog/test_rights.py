@@ -83,6 +83,9 @@ WORK = [
     "from messages.next_batch('orders', 'r') as b",
     "select messages.fail_event(b, (messages.batch_events(b)).id) "
     "from messages.next_batch('orders', 'r') as b",
+    "select messages.recover_batch('orders', 'r')",
+    "select messages.leave_batch(messages.next_batch('orders', 'r'))",
+    "select messages.next_retry('orders', 'r')",
     "select messages.tick()",
     "select messages.attend_stream('orders', false)",
     "select messages.unattend_streams('{}')",
