@@ -1,13 +1,13 @@
--- Next batch: hand out batches, to one reader or to several members, and end them.
+-- Next batch: hand out batches, to one reader or to several members.
 --
 -- owns:    nothing
--- writes:  messages.batch, messages.batch_end, messages.event_retry; notifies new_event
+-- writes:  messages.batch, messages.event_retry; notifies new_event
 -- calls:   messages._subscription, messages._check_quantity, messages._check_positive,
 --          messages._check_position, messages._is_open, messages._next_events,
 --          messages._add_batch, messages._ring_stream, messages._stream, messages._stream_key,
---          messages._hold_batch, messages._batch, messages._fresh_low, messages._has_nothing
--- raises:  NQ003 invalid argument, NQ020 stream not found, NQ021 subscription not found, NQ022
---          batch not found, NQ903 not adopted
+--          messages._fresh_low, messages._has_nothing
+-- raises:  NQ003 invalid argument, NQ020 stream not found, NQ021 subscription not found, NQ903 not
+--          adopted
 
 -- The batch that a member has open; an other's that was held for longer than takeover becomes its.
 create or replace function messages._held_batch(
@@ -179,9 +179,25 @@ begin
   if not found then
     v_subscription := messages._subscription(stream, subscriber);
   end if;
-  return messages._next_batch(
-    stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member, next_batch.takeover
-  );
+  if current_setting('transaction_isolation') = 'read committed' then
+    return messages._next_batch(
+      stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member, next_batch.takeover
+    );
+  end if;
+  begin
+    return messages._next_batch(
+      stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member, next_batch.takeover
+    );
+  exception
+    -- The newest batch that its snapshot sees has been followed by another one.
+    when unique_violation then
+      raise exception using
+        errcode = 'serialization_failure',
+        message = format(
+          'another session has gone on with %L since this transaction began', subscriber
+        ),
+        hint = 'ask again in a new transaction, best with the isolation level read committed';
+  end;
 end;
 $$;
 comment on function messages.next_batch(text, text, integer, text, interval) is
@@ -191,31 +207,4 @@ comment on function messages.next_batch(text, text, integer, text, interval) is
   'batch of their own. With member several sessions share the subscription: each has a batch of '
   'its own, and one that another member has held for longer than takeover passes to this one. '
   'Raises NQ020 and NQ021 for an unknown stream and subscriber, NQ903 in a database that was '
-  'restored and not adopted.';
-
-create or replace function messages.finish_batch(batch bigint)
-  returns boolean
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-declare
-  v_batch messages.batch;
-begin
-  perform messages._hold_batch(finish_batch.batch);
-  v_batch := messages._batch(finish_batch.batch);
-  insert into messages.batch_end (batch, is_finished)
-  values (v_batch.id, true)
-  on conflict on constraint batch_end_batch_pk do nothing;
-  if not found then
-    raise warning 'batch % was finished before', v_batch.id;
-    return false;
-  end if;
-  delete from messages.event_retry as r where r.batch = v_batch.id;
-  return true;
-end;
-$$;
-comment on function messages.finish_batch(bigint) is
-  'Say that a batch is done: the next one is handed out from then on. What is written in the same '
-  'transaction is written exactly once. False, with a warning: it was finished before, or taken '
-  'back by seek(). Raises NQ022 for an unknown batch.';
+  'restored and not adopted; 40001 in a repeatable read that another session has overtaken.';

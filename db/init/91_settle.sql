@@ -1,8 +1,8 @@
--- Settle: say what became of an event of a batch.
+-- Settle: say what became of an event of a batch, and that the batch is done.
 --
 -- owns:    nothing
--- writes:  messages.event_retry
--- calls:   messages._open_batch, messages._events, messages.batch_events,
+-- writes:  messages.event_retry, messages.batch_end
+-- calls:   messages._batch, messages._open_batch, messages._events, messages.batch_events,
 --          messages._archive_event, messages._invalid
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ022 batch not open, NQ023 event
 --          not in the batch
@@ -178,3 +178,30 @@ comment on function messages.fail_event(bigint, bigint, text) is
   'Archive an event of an open batch as failed for this subscriber, with the reason: it is a dead '
   'message from then on, see dead_list(). False: it has an outcome already. Raises NQ022 for a '
   'batch that is not open, and NQ023 for an event that is not in it.';
+
+create or replace function messages.finish_batch(batch bigint)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_batch messages.batch;
+begin
+  perform messages._hold_batch(finish_batch.batch);
+  v_batch := messages._batch(finish_batch.batch);
+  insert into messages.batch_end (batch, is_finished)
+  values (v_batch.id, true)
+  on conflict on constraint batch_end_batch_pk do nothing;
+  if not found then
+    raise warning 'batch % was finished before', v_batch.id;
+    return false;
+  end if;
+  delete from messages.event_retry as r where r.batch = v_batch.id;
+  return true;
+end;
+$$;
+comment on function messages.finish_batch(bigint) is
+  'Say that a batch is done: the next one is handed out from then on. What is written in the same '
+  'transaction is written exactly once. False, with a warning: it was finished before, or taken '
+  'back by seek(). Raises NQ022 for an unknown batch.';

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 
 from database import publish, rows, value
@@ -114,3 +115,18 @@ async def test_a_member_finds_its_batch_and_takes_over_another_ones(connection: 
     assert await leaves_no_trace(connection, member="n", takeover=timedelta(hours=1))
     assert await look(connection, member="n", takeover=timedelta(microseconds=1)) == batch
     assert await leaves_no_trace(connection, member="m")
+
+
+@pytest.mark.usefixtures("stream")
+async def test_who_keeps_an_older_snapshot_is_told_to_try_again(
+    connection: Connection, connect: Connect
+) -> None:
+    other = await connect()
+    await publish(connection, 1, "s")
+    async with other.transaction(isolation="repeatable_read"):
+        await other.fetchval("select count(*) from messages.event")
+        assert await read(connection)
+        with pytest.raises(asyncpg.SerializationError, match="'a' since this") as caught:
+            await look(other)
+    assert "read committed" in str(caught.value.hint)
+    assert await look(other) is None

@@ -2,8 +2,10 @@
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from cli.programs import Running
-from database import Connection, until
+from database import Connection, rows, until
 from notifyq import (
     App,
     Batch,
@@ -517,10 +519,75 @@ async def test_a_worker_that_is_killed_leaves_effects_exactly_once(
     assert [row["n"] for row in found] == list(range(100))
 
 
+POISONED = """
+import os
+from notifyq import App
+
+app = App()
+
+@app.subscriber("s", "poisoned", quantity=10, max_attempts=2)
+async def handle(n: int) -> None:
+    if n == 13:
+        os.kill(os.getpid(), 9)
+    async with app.database.connection() as connection:
+        await connection.execute("insert into public.effect values ($1)", n)
+"""
+
+
+async def test_what_kills_its_worker_is_dead_and_the_rest_gets_through(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    await connection.execute("create table effect (n integer)")
+    (tmp_path / "poisoned.py").write_text(POISONED)
+    app = App(database)
+    await app.streams.create("s")
+    await app.streams.subscribe("s", "poisoned")
+    ids = [int(it) for it in await app.publish_many("s", list(range(30)))]
+    for _ in range(2):
+        with Running(database, "worker", "poisoned:app", cwd=tmp_path) as killed:
+            assert killed.process.wait(30) == -signal.SIGKILL
+    with Running(database, "worker", "poisoned:app", cwd=tmp_path) as last:
+
+        async def is_read() -> bool:
+            [info] = await app.streams.subscriptions("s", "poisoned")
+            return info.pending == 0 and info.current_batch is None and info.retries == 0
+
+        await until(is_read, "all is read", 30)
+        last.process.terminate()
+        assert last.process.wait(20) == 0
+    [dead] = await rows(connection, "dead_list", queue="s")
+    assert (dead["event_id"], dead["attempts"]) == (ids[13], 2)
+    assert dead["details"] == "delivered 2 times, and its reader was gone before the end"
+    found = await connection.fetch("select distinct n from effect order by n")
+    assert [row["n"] for row in found] == [n for n in range(30) if n != 13]
+    await app.close()
+
+
+async def test_under_load_batches_are_some_time_apart(app: App, events: Events) -> None:
+    began: list[float] = []
+    numbers: list[int] = []
+
+    @app.subscriber("s", "calm", batch=1000, rest=0.2)
+    async def handle(orders: list[Order]) -> None:
+        began.append(time.monotonic())
+        numbers.extend(order.n for order in orders)
+
+    published = 0
+    async with subscribed(app, events):
+        while len(began) < 8:
+            await app.publish("s", Order(n=published))
+            published += 1
+        # No bell rings for those that come while it rests, and none of them is left behind.
+        await finished(events, published)
+    assert numbers == [*range(published)]
+    assert all(later - earlier > 0.15 for earlier, later in pairwise(began[5:]))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"max_attempts": 0}, "max_attempts must be between 1 and 1000, not 0"),
+        ({"rest": -1}, "rest must be between 0, which turns it off, and 60 seconds, not -1"),
         ({"batch": 0}, "batch must be between 1 and 10000, not 0"),
         ({"batch": 5, "concurrency": 2}, "leave concurrency and quantity out"),
         ({"ordered": True, "members": 2}, "cannot be ordered with several members"),
