@@ -203,7 +203,7 @@ async def _beside(*loops: Any) -> AsyncIterator[None]:
 
 async def measure_stream_publish(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
     """Single events by 16 and 64 clients while three subscribers read, and bulk by one client."""
-    for clients in sizes.clients[1:]:
+    for clients in sizes.clients[1:] or sizes.clients:
         async with Stream.open(place, 3) as stream, stream.reading(3):
             yield await _published(stream, sizes, clients, 3)
     async with Stream.open(place, 1) as stream:

@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive, messages.owner_session
--- calls:   messages._archive, messages._release
+-- calls:   messages._archive, messages._release, messages._requeue, messages._note_attempt,
+--          messages._attempts_of
 -- raises:  nothing
 
 -- Publishers that stay silent do not ask the registry, so a queue that is dropped while a worker
@@ -68,7 +69,8 @@ end;
 $$;
 
 -- Puts back what is owned by sessions that are gone, see 63_owned.sql; returns how much that was.
--- The rows are read as of before the locks: a session takes its lock first.
+-- Where a queue allows several attempts each such session had one, so that a message which ends its
+-- owners is dead in the end; with one it comes back however often, as in Q4M. The rows are read as of before the locks: a session takes its lock first.
 create or replace function messages._return_owned(quantity integer)
   returns integer
   language plpgsql
@@ -80,6 +82,7 @@ create or replace function messages._return_owned(quantity integer)
 as $$
 declare
   v_owned messages.message[];
+  v_why text := 'the session that owned it is gone';
 begin
   if exists (select from messages.owner_session) then
     with gone as (
@@ -118,13 +121,29 @@ begin
     limit quantity
     for update skip locked
   );
-  return (
-    select count(*)::integer
-    from messages._release(
-      array(select o.id from unnest(v_owned) as o),
-      array(select o.lock_token from unnest(v_owned) as o),
-      null
-    )
-  );
+  if v_owned = '{}' then
+    return 0;
+  end if;
+  perform messages._note_attempt(
+    o, 'lock_expired', messages._requeue(o, q, interval '0', v_why), null, v_why, null
+  )
+  from unnest(v_owned) as o
+  join messages.queue as q on q.name = o.queue
+  where messages._attempts_of(o, q) > 1
+    and o.attempts < messages._attempts_of(o, q);
+  perform messages._archive(
+    array_agg(o.id), array_agg(o.lock_token),
+    array_agg('lock_expired'::messages.message_status), array_agg(v_why)
+  )
+  from unnest(v_owned) as o
+  join messages.queue as q on q.name = o.queue
+  where messages._attempts_of(o, q) > 1
+    and o.attempts >= messages._attempts_of(o, q);
+  perform messages._release(array_agg(o.id), array_agg(o.lock_token), null)
+  from unnest(v_owned) as o
+  left join messages.queue as q on q.name = o.queue
+  where q.name is null
+    or messages._attempts_of(o, q) = 1;
+  return cardinality(v_owned);
 end;
 $$;

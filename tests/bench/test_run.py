@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TINY = replace(
     Sizes.quick(), clients=(2,), bulk=10, backlog=300, patience=30.0, rate=50, steady=1, idle=3,
-    dead_rows=100,
+    dead_rows=100, events=300, held=0,
 )  # fmt: skip
 
 
@@ -25,7 +25,8 @@ TINY = replace(
 async def test_a_run_measures_what_it_says(server: str) -> None:
     said: list[str] = []
     kept: list[Results] = []
-    cases = chosen_cases(["publish", "drain", "steady", "idle", "held", "limits"])
+    streams = ["stream-publish", "stream-read", "stream-idle", "stream-held"]
+    cases = chosen_cases(["publish", "drain", "steady", "idle", "held", *streams, "limits"])
     results = await run(
         server,
         cases,
@@ -36,7 +37,7 @@ async def test_a_run_measures_what_it_says(server: str) -> None:
     )
     assert not results.not_run
     assert kept == [results]
-    assert said[-1] == "7 of 7: round 1 of 1, limits: limit"
+    assert said[-1] == "11 of 11: round 1 of 1, limits: limit"
     assert {sample.case for sample in results.samples} == {case.name for case in cases}
     assert {sample.system for sample in results.samples if sample.case == "publish"} == {
         "notifyq", "notifyq publish()", "bare INSERT",
@@ -45,7 +46,7 @@ async def test_a_run_measures_what_it_says(server: str) -> None:
         assert "left" not in sample.values, f"{sample} has messages that were not handled"
         assert sample.values.get("rate", 1) > 0
     latencies = {sample.case: len(sample.latencies) for sample in results.samples}
-    assert (latencies["steady"], latencies["idle"]) == (50, 3)
+    assert (latencies["steady"], latencies["idle"], latencies["stream-idle"]) == (50, 3, 3)
     async with session(server) as connection:
         mine = f"notifyq_bench_{os.getpid()}"
         assert not await connection.fetchval(

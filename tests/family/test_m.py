@@ -214,6 +214,25 @@ async def test_m7_the_upkeep_puts_back_what_an_owner_has_left(
     assert await owned(alive) == ids[0]
 
 
+async def test_m7_what_ends_its_owners_is_dead_where_attempts_are_counted(
+    connection: Connection, connect: Connect
+) -> None:
+    await value(connection, "create_queue", name="q", max_attempts=2)
+    [first] = await publish(connection, 1, "q")
+    for left in (1, 0):
+        doomed = await connect()
+        assert (await wait(doomed, "q"))["id"] == first
+        [_] = await publish(connection, 1, "q")
+        await terminate(connection, doomed)
+        assert await value(connection, "_return_owned", quantity=10) == 1
+        # Back in its old place, ahead of what came later.
+        found = await connection.fetch("select id from messages.message order by id limit $1", left)
+        assert [row["id"] for row in found] == [first][:left]
+    [dead] = await archived(connection, first)
+    assert (dead["status"], dead["attempts"]) == ("lock_expired", 2)
+    assert dead["details"] == "the session that owned it is gone"
+
+
 async def test_m8_what_the_owner_has_ended_stays_ended(connection: Connection) -> None:
     first, second = await publish(connection, 2)
     found = await wait(connection)
