@@ -70,7 +70,8 @@ $$;
 
 -- Puts back what is owned by sessions that are gone, see 63_owned.sql; returns how much that was.
 -- Where a queue allows several attempts each such session had one, so that a message which ends its
--- owners is dead in the end; with one it comes back however often, as in Q4M. The rows are read as of before the locks: a session takes its lock first.
+-- owners is dead in the end; with one it comes back however often, as in Q4M. The rows are read as
+-- of before the locks: a session takes its lock first.
 create or replace function messages._return_owned(quantity integer)
   returns integer
   language plpgsql

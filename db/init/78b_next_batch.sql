@@ -189,10 +189,10 @@ begin
       stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member, next_batch.takeover
     );
   exception
-    -- The newest batch that its snapshot sees has been followed by another one.
+    -- The newest batch that its snapshot sees has been followed by another one. The standard's own
+    -- code, which whoever works with such transactions tries again after.
     when unique_violation then
-      raise exception using
-        errcode = 'serialization_failure',
+      raise sqlstate '40001' using
         message = format(
           'another session has gone on with %L since this transaction began', subscriber
         ),
