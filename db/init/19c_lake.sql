@@ -1,7 +1,7 @@
 -- Lake: what has been exported into which folder, file by file; readers see what is recorded here.
 --
 -- owns:    messages.lake, messages.lake_batch, messages.lake_file, messages.lake_prune,
---          types lake_entry, lake_report and archive_part of messages
+--          types lake_entry, lake_report, archive_hash and archive_part
 -- writes:  nothing
 -- raises:  nothing
 
@@ -126,7 +126,7 @@ comment on column messages.lake_prune.day is 'The day in UTC.';
 comment on column messages.lake_prune.lake is 'Number of the lake that was compared.';
 comment on column messages.lake_prune.rows is 'How many rows the partition had.';
 comment on column messages.lake_prune.checksum is
-  'The sum of messages.archive_checksum() over its rows.';
+  'The sum of messages.archive_hashes() over its rows.';
 comment on column messages.lake_prune.pruned_at is 'When it was dropped.';
 
 do $$
@@ -158,6 +158,12 @@ begin
       obstacle text
     );
   end if;
+  if to_regtype('messages.archive_hash') is null then
+    create type messages.archive_hash as (
+      id bigint,
+      hash bigint
+    );
+  end if;
   if to_regtype('messages.archive_part') is null then
     create type messages.archive_part as (
       day date,
@@ -169,6 +175,7 @@ begin
 end;
 $$;
 
+comment on type messages.archive_hash is 'A message, as messages.archive_hashes() reports it.';
 comment on type messages.archive_part is
   'What one day of the archive has of a window, as messages.archive_parts() reports it.';
 comment on type messages.lake_entry is 'A file as messages.commit_lake() takes it.';

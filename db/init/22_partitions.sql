@@ -3,7 +3,7 @@
 -- owns:    the tables messages.message_archive_YYYYMMDD and messages.attempt_YYYYMMDD
 -- writes:  messages.message_archive_default and messages.attempt_default (rows move into their
 --          day), messages.redrive
--- calls:   nothing
+-- calls:   messages._is_exported
 -- raises:  nothing; a table that is in use is left to the next run
 
 create or replace function messages._partition_name(
@@ -118,6 +118,10 @@ begin
     where i.inhparent in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
       and c.relname ~ '^(message_archive|attempt)_\d{8}$'
       and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= v_keep::date
+      -- A lake comes first. One that is not exported any more is told of by `notifyq doctor`.
+      and case when c.relname ~ '^message_archive' then not exists (
+        select from messages.lake as l where not messages._is_exported(l, c.relname::text)
+      ) else true end
     order by c.relname
   loop
     execute format('drop table messages.%I', v_name);

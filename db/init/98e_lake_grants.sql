@@ -15,14 +15,18 @@ begin
     messages.lake_files(bigint, text),
     messages.lake_batches(bigint, text, bigint),
     messages.lake_changes(bigint),
-    messages.archive_parts(pg_snapshot, pg_snapshot, integer)
+    messages.archive_parts(pg_snapshot, pg_snapshot, integer),
+    messages.archive_hashes(date),
+    messages.archive_days(),
+    messages.prune_obstacle(bigint, date)
     to notifyq_reader, notifyq_admin;
   -- Retention trusts in what these write, and waits for it.
   grant execute on function
     messages.create_lake(text),
     messages.forget_lake(bigint),
     messages.hold_lake(bigint),
-    messages.commit_lake(bigint, text, jsonb, text, bigint[], text)
+    messages.commit_lake(bigint, text, jsonb, text, bigint[], text),
+    messages.prune_day(bigint, date, bigint, numeric)
     to notifyq_admin;
 end;
 $$;

@@ -129,7 +129,7 @@ comment on column messages.lake_prune.day is 'The day in UTC.';
 comment on column messages.lake_prune.lake is 'Number of the lake that was compared.';
 comment on column messages.lake_prune.rows is 'How many rows the partition had.';
 comment on column messages.lake_prune.checksum is
-  'The sum of messages.archive_checksum() over its rows.';
+  'The sum of messages.archive_hashes() over its rows.';
 comment on column messages.lake_prune.pruned_at is 'When it was dropped.';
 
 create type messages.lake_entry as (
@@ -155,6 +155,10 @@ create type messages.lake_report as (
   bytes bigint,
   obstacle text
 );
+create type messages.archive_hash as (
+  id bigint,
+  hash bigint
+);
 create type messages.archive_part as (
   day date,
   rows bigint,
@@ -162,6 +166,7 @@ create type messages.archive_part as (
   until_block bigint
 );
 
+comment on type messages.archive_hash is 'A message, as messages.archive_hashes() reports it.';
 comment on type messages.archive_part is
   'What one day of the archive has of a window, as messages.archive_parts() reports it.';
 comment on type messages.lake_entry is 'A file as messages.commit_lake() takes it.';

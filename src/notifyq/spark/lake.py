@@ -109,6 +109,12 @@ class Lake:
         ):
             return cursor.execute(statements.LAKE_FILES, (self.id, dataset)).fetchall()
 
+    def last_batch(self, dataset: str = ARCHIVE) -> int:
+        """The number of the last change of a table of the lake; 0 if there was none."""
+        with translated(), connect(self._dsn) as session:
+            found = session.execute(statements.LAKE_BATCHES, (self.id, dataset)).fetchone()
+        return 0 if found is None else found[0] or 0
+
     def dataset(self, name: str = ARCHIVE, files: Sequence[LakeFile] | None = None) -> Any:
         """A table of the lake as a dataset of pyarrow; columns that a file lacks are null in it."""
         found = self.files(name) if files is None else files
@@ -219,14 +225,14 @@ def _read_mark(root: Path) -> str | None:
 
 
 def _begin(dsn: str, root: Path) -> None:
-    root.mkdir(parents=True, exist_ok=True)
-    if any(root.iterdir()):
+    if root.exists() and any(root.iterdir()):
         raise LakeError(f"{root} is not empty, and no lake: give a folder of its own")
     # One that was begun, and whose folder was never marked, goes on here.
-    tokens = [it.token for it in _known(dsn) if it.location == str(root)]
+    tokens = [it.token for it in _known(dsn) if it.location == str(root) and not it.files]
     if not tokens:
         with translated(), connect(dsn) as session:
             row = session.execute(statements.CREATE_LAKE, (str(root),)).fetchone()
         tokens = [] if row is None else [row[1]]
+    root.mkdir(parents=True, exist_ok=True)
     mark = {"format": FORMAT, "lake": str(tokens[-1])}
     write_whole(root / _MARK, json.dumps(mark).encode() + b"\n")

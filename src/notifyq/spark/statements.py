@@ -114,7 +114,7 @@ LAKE_FILES: Final = """
       last_at
     from messages.lake_files(%s, %s)
 """
-LAKE_BATCHES: Final = "select id from messages.lake_batches(%s, %s, %s)"
+LAKE_BATCHES: Final = "select max(id) from messages.lake_batches(%s, %s)"
 LAKE_CHANGES: Final = """
     select side, id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id,
       first_at, last_at
@@ -142,6 +142,11 @@ HERE: Final = """
 ARCHIVE_PARTS: Final = """
     select day, rows, first_block, until_block from messages.archive_parts(%s, %s, %s)
 """
+
+ARCHIVE_DAYS: Final = "select messages.archive_days()"
+ARCHIVE_HASHES: Final = "select id, hash from messages.archive_hashes(%s)"
+PRUNE_OBSTACLE: Final = "select messages.prune_obstacle(%s, %s)"
+PRUNE_DAY: Final = "select messages.prune_day(%s, %s, %s, %s)"
 
 ARCHIVE: Final[dict[str, LiteralString]] = {
     "id": "a.id",
@@ -191,3 +196,18 @@ def archive_rows(
             *(sql.Literal(f"({block},0)") for block in blocks)
         )
     return query.as_string(None)
+
+
+def under(snapshot: str, *, by_block: bool) -> list[str]:
+    """What a task's session says first, so that it sees what the driver does.
+
+    Which way to the rows is best is known: the planner knows nothing of a table that was never
+    analysed, and would read an index of millions of rows, or a table for the few at its end.
+    """
+    off = ("enable_indexscan", "enable_bitmapscan") if by_block else ("enable_seqscan",)
+    return [
+        "set transaction isolation level repeatable read, read only",
+        sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot)).as_string(None),
+        *(f"set local {name} = off" for name in off),
+        "set local jit = off",
+    ]

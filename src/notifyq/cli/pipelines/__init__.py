@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from notifyq.cli.pipelines import sample
+from notifyq.cli.pipelines import export, sample
 
 spark = typer.Typer(name="spark", help="Move the archive to a lake and back.", no_args_is_help=True)
+spark.command("export")(export.export_)
 spark.command("sample")(sample.sample)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from notifyq.errors import ConfigurationError
 
@@ -22,3 +26,29 @@ def needs_extra(name: str = "spark") -> Iterator[None]:
         raise ConfigurationError(
             f"{error.name} is missing, this needs more packages: pip install 'notifyq[{name}]'"
         ) from None
+
+
+class EngineName(enum.StrEnum):
+    """Who runs the tasks of a pipeline."""
+
+    LOCAL = "local"
+    SPARK = "spark"
+
+
+LakeOption = Annotated[
+    Path, typer.Option("--lake", metavar="DIR", help="Folder of the lake.", show_default=False)
+]
+EngineOption = Annotated[
+    EngineName, typer.Option("--engine", help="Threads of this process, or a session of Spark.")
+]
+
+
+def make_engine(name: EngineName) -> Any:
+    """The engine of this name."""
+    from notifyq.spark.engine import LocalEngine, SparkEngine
+
+    if name is EngineName.LOCAL:
+        return LocalEngine()
+    from notifyq.spark.session import session
+
+    return SparkEngine(session())

@@ -1,0 +1,137 @@
+"""The mirror of a lake as Delta tables: what every engine of the trade reads without PostgreSQL.
+
+The list in PostgreSQL is the truth. The mirror follows it in whole batches, may lag where a process
+was killed in between, and is brought up to date by whoever writes the lake next.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from notifyq.errors import LakeError
+from notifyq.spark.lake import ARCHIVE, Lake, LakeFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FOLDERS = ("day", "queue")
+
+
+def check(lake: Lake, dataset: str = ARCHIVE) -> None:
+    """Refuse a lake that has batches of which its database does not know, as it was restored."""
+    table = _opened(lake, dataset)
+    if table is None:
+        return
+    seen = table.transaction_version(lake.token)
+    if seen is not None and seen > lake.last_batch(dataset):
+        raise LakeError(
+            f"{lake.root} is ahead of its database, which was restored to an earlier moment: begin "
+            "a lake in another folder, or `notifyq spark repair` this one to what the database "
+            "knows"
+        )
+
+
+def mirror(lake: Lake, dataset: str = ARCHIVE, *, is_repair: bool = False) -> int | None:
+    """Make the Delta table have the files of the lake, in one commit; return its version.
+
+    What is the same already is left alone, so that this may be repeated at any time. None: the
+    lake has no files yet.
+    """
+    last = lake.last_batch(dataset)
+    table = _opened(lake, dataset)
+    seen = table.transaction_version(lake.token) if table is not None else None
+    if seen == last and not is_repair:
+        return int(table.version())
+    files = {_path(file): file for file in lake.files(dataset)}
+    known = _known(table)
+    added = [_action(path, file) for path, file in files.items() if path not in known]
+    removed = [_removal(path, entry) for path, entry in known.items() if path not in files]
+    if table is None and not added:
+        return None
+    _commit(lake, dataset, table, [*removed, *added], last)
+    return int(_opened(lake, dataset).version())
+
+
+def _opened(lake: Lake, dataset: str) -> Any:
+    from deltalake import DeltaTable
+
+    folder = str(lake.root / dataset)
+    if not DeltaTable.is_deltatable(folder):
+        return None
+    return DeltaTable(folder)
+
+
+def _commit(lake: Lake, dataset: str, table: Any, actions: list[Any], last: int) -> None:
+    from deltalake import CommitProperties, Schema, Transaction
+    from deltalake.transaction import create_table_with_add_actions
+
+    files = lake.files(dataset)
+    schema = Schema.from_arrow(lake.schema(dataset, files))
+    folders = [name for name in _FOLDERS if name in {field.name for field in schema.fields}]
+    properties = CommitProperties(app_transactions=[Transaction(lake.token, last)])
+    if table is None:
+        create_table_with_add_actions(
+            str(lake.root / dataset),
+            schema,
+            actions,
+            mode="append",
+            partition_by=folders,
+            name=dataset,
+            commit_properties=properties,
+        )
+        return
+    table.create_write_transaction(actions, "append", schema, folders, commit_properties=properties)
+
+
+def _path(file: LakeFile) -> str:
+    """From the folder of the table on."""
+    return file.path.partition("/")[2]
+
+
+def _values(file: LakeFile) -> dict[str, str | None]:
+    values = {"day": file.day.isoformat() if file.day else None, "queue": file.queue}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _action(path: str, file: LakeFile) -> Any:
+    from deltalake.transaction import AddAction
+
+    stats: dict[str, Any] = {"numRecords": file.rows}
+    if file.first_id is not None:
+        stats |= {"minValues": {"id": file.first_id}, "maxValues": {"id": file.last_id}}
+    return AddAction(
+        path=quote(path, safe="/=-_.~"),
+        size=file.bytes,
+        partition_values=_values(file),
+        modification_time=int(time.time() * 1000),
+        data_change=True,
+        stats=json.dumps(stats),
+    )
+
+
+def _known(table: Any) -> Mapping[str, Any]:
+    """The files of the Delta table, by path."""
+    if table is None:
+        return {}
+    import pyarrow as pa
+
+    entries = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+    return {unquote(entry["path"]): entry for entry in entries}
+
+
+def _removal(path: str, entry: Mapping[str, Any]) -> Any:
+    from deltalake.transaction import RemoveAction
+
+    return RemoveAction(
+        path=quote(path, safe="/=-_.~"),
+        size=entry["size_bytes"],
+        partition_values={
+            name: None if value is None else str(value)
+            for name, value in (entry.get("partition") or {}).items()
+        },
+        data_change=True,
+        deletion_timestamp=int(time.time() * 1000),
+    )

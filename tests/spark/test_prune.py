@@ -1,0 +1,157 @@
+"""Prune: a day leaves PostgreSQL only when the lake, read back, has all of it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from notifyq.errors import LakeError
+from notifyq.spark.connection import connect
+from notifyq.spark.export import export
+from notifyq.spark.lake import Lake
+from notifyq.spark.prune import prune, verify
+from spark.archived import archive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from psycopg import Connection
+
+DAY = date(2026, 3, 1)
+
+
+@pytest.fixture
+def session(database: str) -> Iterator[Connection[Any]]:
+    with closing(connect(database)) as opened:
+        archive(opened, 200)
+        opened.execute(
+            "update messages.message_archive set result = '{\"a\": [1.50]}', details = 'ä', "
+            "key = 'k', dedup_key = 'd', max_attempts = 3, subscriber = 's', event_id = 5 "
+            "where id % 3 = 0"
+        )
+        opened.execute("select messages._make_partitions()")
+        yield opened
+
+
+@pytest.fixture
+def folder(database: str, session: Connection[Any], tmp_path: Path) -> Path:
+    export(database, tmp_path / "lake")
+    return tmp_path / "lake"
+
+
+def rows(session: Connection[Any]) -> int:
+    [[found]] = session.execute("select count(*) from messages.message_archive").fetchall()
+    return int(found)
+
+
+def damage(database: str, folder: Path, change: Any) -> None:
+    """Write another content in place of the first file."""
+    path = folder / Lake(database, folder).files()[0].path
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+def test_a_day_that_is_in_the_lake_is_dropped(
+    database: str, session: Connection[Any], folder: Path
+) -> None:
+    summary = prune(database, folder)
+    assert [(it.day, it.rows) for it in summary.dropped] == [(DAY, 200)]
+    assert rows(session) == 0
+    assert Lake(database, folder).dataset().count_rows() == 200
+    assert prune(database, folder).dropped == []
+    assert export(database, folder).rows == 0
+
+
+def test_today_and_what_is_not_exported_stay(
+    database: str, session: Connection[Any], folder: Path
+) -> None:
+    archive(session, 1, first=200)
+    session.execute("select messages.publish('default', '1'), messages.take('default')")
+    summary = prune(database, folder, keep_days=0)
+    assert summary.dropped == []
+    assert summary.kept == {DAY: f"some of it is still to be exported into {folder}"}
+    export(database, folder)
+    assert [it.rows for it in prune(database, folder).dropped] == [201]
+
+
+def test_a_day_stays_until_every_lake_has_it(
+    database: str, session: Connection[Any], folder: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    export(database, other)
+    archive(session, 1, first=200)
+    export(database, folder)
+    assert prune(database, folder).kept == {DAY: f"some of it is still to be exported into {other}"}
+    session.execute("select messages.forget_lake(l.id) from messages.lake as l where id > 1")
+    assert len(prune(database, folder).dropped) == 1
+
+
+def test_a_lake_that_lacks_a_row_or_has_another_is_an_error(
+    database: str, session: Connection[Any], folder: Path
+) -> None:
+    damage(database, folder, lambda table: table.slice(1))
+    with pytest.raises(LakeError, match="does not have 1 messages of 2026-03-01 as they are here"):
+        prune(database, folder)
+    with pytest.raises(LakeError, match="is not as it was written"):
+        verify(database, folder)
+    assert rows(session) == 200
+
+
+def test_a_lake_that_has_a_row_twice_is_an_error(
+    database: str, session: Connection[Any], folder: Path
+) -> None:
+    import pyarrow as pa
+
+    damage(database, folder, lambda table: pa.concat_tables([table, table.slice(0, 1)]))
+    with pytest.raises(LakeError, match="twice: 2026-03-01 was kept"):
+        prune(database, folder)
+    assert rows(session) == 200
+
+
+def test_a_file_that_cannot_be_read_is_an_error(
+    database: str, session: Connection[Any], folder: Path
+) -> None:
+    path = folder / Lake(database, folder).files()[0].path
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(LakeError, match=r"\.parquet cannot be read"):
+        prune(database, folder)
+    path.unlink()
+    for action in (prune, verify):
+        with pytest.raises(LakeError, match=r"\.parquet cannot be read"):
+            action(database, folder)
+    assert rows(session) == 200
+
+
+def test_dead_messages_that_were_deleted_since_are_in_nobodys_way(
+    database: str, session: Connection[Any], folder: Path
+) -> None:
+    [[deleted]] = session.execute("select messages.dead_delete(7)").fetchall()
+    assert deleted
+    assert verify(database, folder) == 2
+    assert [it.rows for it in prune(database, folder).dropped] == [199]
+
+
+def test_a_day_in_use_is_kept_and_nobody_waits(
+    database: str, session: Connection[Any], folder: Path
+) -> None:
+    with session.transaction():
+        rows(session)
+        assert prune(database, folder).kept == {DAY: "it is in use"}
+    assert len(prune(database, folder).dropped) == 1
+
+
+def test_retention_waits_for_a_lake(
+    database: str, session: Connection[Any], tmp_path: Path, folder: Path
+) -> None:
+    session.execute("update messages.queue set retention = '1 day'")
+    archive(session, 1, first=200)
+    [[dropped]] = session.execute("select messages._drop_partitions()").fetchall()
+    assert dropped == 1  # of the attempts
+    assert rows(session) == 201
+    export(database, folder)
+    [[dropped]] = session.execute("select messages._drop_partitions()").fetchall()
+    assert (dropped, rows(session)) == (1, 0)
