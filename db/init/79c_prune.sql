@@ -112,8 +112,8 @@ begin
 end;
 $$;
 comment on function messages.prune_obstacle(bigint, date) is
-  'Why a day of the archive cannot be dropped yet, whatever is in the lake: it is not over, or this '
-  'lake or another has still to export some of it. Null: nothing is in the way.';
+  'Why a day of the archive cannot be dropped yet, whatever is in the lake: it is not over, or '
+  'this lake or another has still to export some of it. Null: nothing is in the way.';
 
 create or replace function messages.prune_day(
   lake bigint,
@@ -166,5 +166,5 @@ end;
 $$;
 comment on function messages.prune_day(bigint, date, bigint, numeric) is
   'Drop a day of the archive if it has just these rows: as many, and with this sum of their '
-  'archive_hashes(), as were found in the files of the lake. Returns null when it was dropped, else '
-  'why not. Waits for no one for longer than half a second. Raises NQ031 for an unknown lake.';
+  'archive_hashes(), as were found in the files of the lake. Returns null when it was dropped, '
+  'else why not. Waits for no one for longer than half a second. Raises NQ031 for an unknown lake.';

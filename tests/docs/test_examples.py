@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from database import Connection
 
-PYTHON = [page for page in PAGES if blocks(page, "python")]
+# These need more packages: tests/spark runs them.
+APART = {"lake"}
+PYTHON = [page for page in PAGES if blocks(page, "python") and page.stem not in APART]
 SHELL = [page for page in PAGES if any(commands(page))]
 SQL = [page for page in PAGES if blocks(page, "sql")]
 

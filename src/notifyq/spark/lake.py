@@ -151,8 +151,8 @@ class Lake:
         if files:
             frame = (
                 spark.read.schema(schema)
-                .option("basePath", (self.root / dataset).as_uri())
-                .parquet(*((self.root / file.path).as_uri() for file in files))
+                .option("basePath", f"file://{self.root / dataset}")
+                .parquet(*(f"file://{self.root / file.path}" for file in files))
             )
         else:
             frame = spark.createDataFrame([], schema)

@@ -1,0 +1,55 @@
+"""The examples of the page on the lake, and its command as a user types it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from docs.pages import PAGES, blocks
+from notifyq.cli import main as cli
+from notifyq.spark.connection import connect
+from spark.archived import archive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_the_examples_run(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any
+) -> None:
+    monkeypatch.setenv("NOTIFYQ_DSN", database)
+    with closing(connect(database)) as session:
+        archive(session, 10)
+    given: dict[str, Any] = {"spark": spark}
+    [page] = [page for page in PAGES if page.name == "lake.md"]
+    for block in blocks(page, "python"):
+        exec(block.text.replace("/data/lake", str(tmp_path / "lake")), given)
+    assert given["summary"].rows == 10
+
+
+def test_the_command(
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("NOTIFYQ_DSN", database)
+    with closing(connect(database)) as session:
+        archive(session, 10)
+        session.execute("select messages._make_partitions()")
+    call = ["spark", "export", "--lake", str(tmp_path / "lake")]
+    assert cli._invoke([*call, "--verify", "--prune"], debug=False) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[0].startswith("10 messages of 1 days exported into")
+    assert said[1:] == [
+        "2 files are as they were written",
+        "2026-03-01: 10 messages dropped here, the lake has them all",
+    ]
+    assert cli._invoke([*call, "--prune", "--json"], debug=False) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["rows"], told["batch"], told["pruned"]) == (0, None, {"dropped": [], "kept": {}})
+    assert cli._invoke(["spark", "export", "--lake", "/proc/none"], debug=False) == 1
+    assert capfd.readouterr().err.startswith("notifyq: /proc/none: ")
