@@ -4,9 +4,10 @@
 -- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts,
 --          handler_attempts)
 -- calls:   messages._queue, messages._look, messages._is_alone, messages._claim_ahead,
---          messages._enter, messages._look_flow, messages._busy_queues,
+--          messages._enter, messages._look_flow, messages._read_state, messages._pick,
+--          messages._leave_place, messages._busy_queues,
 --          messages._check_quantity, messages._check_positive,
---          messages._consents, messages._barred_queues, messages._check_limits, messages._invalid,
+--          messages._consents, messages._check_limits, messages._invalid,
 --          messages._check_filter, messages._claim_each, messages._fetch_forwards
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
@@ -36,6 +37,8 @@ declare
   v_queue messages.queue;
   v_entered text[];
   v_left integer := claim.quantity;
+  v_place messages.flow_state;
+  v_pick messages.flow_pick;
   v_ids bigint[];
   v_now timestamptz;
   v_attempts integer;
@@ -83,7 +86,16 @@ begin
     order by array_position(claim.queues, q.name), q.name
   loop
     v_attempts := claim.max_attempts[array_position(claim.queues, v_queue.name)];
-    if v_queue.is_limited then
+    v_place := null;
+    if v_queue.is_limited
+      and coalesce(v_queue.concurrency, v_queue.key_concurrency, v_queue.rate, v_queue.key_rate)
+        is null
+    then
+      v_place := messages._read_state(v_queue.name);
+      continue when v_place is null;
+      v_pick := messages._pick(v_queue, v_left, claim.filter, claim.thorough, v_place);
+      v_ids := v_pick.ids;
+    elsif v_queue.is_limited then
       if v_entered is null and messages._is_alone(v_queue, v_names) then
         v_began := clock_timestamp();
         begin
@@ -114,7 +126,7 @@ begin
     else
       v_ids := messages._look(v_queue.name, v_left, claim.filter, claim.thorough);
     end if;
-    continue when v_ids = '{}';
+    continue when v_ids = '{}' and v_place is null;
     v_now := clock_timestamp();
     return query
     with claimed as (
@@ -133,6 +145,9 @@ begin
       returning m.*
     )
     select c.* from claimed as c order by c.priority desc, c.id;
+    if not v_place is null then
+      perform messages._leave_place(v_queue, v_place, v_pick);
+    end if;
     v_left := v_left - cardinality(v_ids);
     exit when v_left = 0;
   end loop;
@@ -155,66 +170,3 @@ comment on function messages.claim(
   'queue with limits it hands out what they leave, and waits for half a second at most for other '
   'claims of that queue. Raises NQ001 for an unknown queue, NQ003 for filters that are none, and '
   'NQ007 for a queue from which the caller may not consume; with null those are left out.';
-
-create or replace function messages.claim_id(
-  id bigint,
-  lock_timeout interval default null,
-  worker text default null
-)
-  returns setof messages.message
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-as $$
-declare
-  v_now timestamptz := clock_timestamp();
-  v_barred text[] := messages._barred_queues();
-  v_limited text := (
-    select q.name
-    from messages.message as m
-    join messages.queue as q on q.name = m.queue
-    where m.id = claim_id.id
-      and q.is_limited
-      and m.queue <> all (v_barred)
-  );
-begin
-  perform messages._check_positive('lock_timeout', claim_id.lock_timeout);
-  if v_limited is not null then
-    perform messages._invalid(
-      format('queue %L has limits, so its messages are not claimed by id', v_limited),
-      'claim from the queue'
-    );
-  end if;
-  return query
-  with picked as materialized (
-    select m.id, q.lock_timeout
-    from messages.message as m
-    join messages.queue as q on q.name = m.queue
-    where m.id = claim_id.id
-      and m.state <> 'locked'
-      and m.available_at <= v_now
-      and not q.paused
-      and m.queue <> all (v_barred)
-    for update of m skip locked
-  )
-  update messages.message as m
-  set state = 'locked',
-    locked_at = v_now,
-    lock_expires_at = v_now + coalesce(claim_id.lock_timeout, p.lock_timeout),
-    lock_token = m.lock_token + 1,
-    locked_by = claim_id.worker,
-    dedup_key = case when m.dedup_scope is null then m.dedup_key end,
-    given_up_key = case
-      when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
-    attempts = m.attempts + 1,
-    handler_attempts = null
-  from picked as p
-  where m.id = p.id
-  returning m.*;
-end;
-$$;
-comment on function messages.claim_id(bigint, interval, text) is
-  'Lock the message with this id and return it; no row if it is locked, not yet due, finished, '
-  'its queue is paused, or the caller may not consume from it. For tools: workers claim by queue. '
-  'Raises NQ003 for a message of a queue with limits, an order or shares.';

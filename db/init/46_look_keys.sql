@@ -131,10 +131,11 @@ begin
     from messages._keyless(queue.name, quantity + cardinality(v_ids), filter, state.place) as k;
     for v_window in 1 .. 10 loop
       exit when cardinality(v_ids) >= quantity;
-      v_keys := messages._waiting_keys(
+      select w._keys into v_keys
+      from messages._waiting_keys(
         queue.name, v_key, case when v_is_around then nullif(state.after_key, '') end,
         v_keys_at_once
-      );
+      ) as w;
       v_ids := v_ids || messages._of_keys(
         queue, v_keys, quantity - cardinality(v_ids), filter, state.running, v_ids, v_loose
       );

@@ -2,8 +2,8 @@
 --
 -- To find messages and to lock them is most of the work of a claim, and needs no turn: no two
 -- claims can have the same message. So far from the limits that is done first, and whether the
--- limits allow it is decided in the turn, which is short then. Order and shares need none at all:
--- the first message of a key stays its first until it is archived.
+-- limits allow it is decided in the turn, which is short then. Order and shares alone need none at
+-- all: the first message of a key stays its first until it is archived.
 --
 -- owns:    nothing
 -- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts,
@@ -23,14 +23,37 @@ create or replace function messages._is_alone(queue messages.queue, queues text[
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
-  return coalesce(queue.concurrency, queue.key_concurrency, queue.rate, queue.key_rate) is null
-    or not exists (
-      select from messages.queue as q
-      where coalesce(q.concurrency, q.key_concurrency, q.rate, q.key_rate) is not null
-        and q.name <> _is_alone.queue.name
-        and not q.paused
-        and (queues is null or q.name = any (queues))
-    );
+  return not exists (
+    select from messages.queue as q
+    where coalesce(q.concurrency, q.key_concurrency, q.rate, q.key_rate) is not null
+      and q.name <> _is_alone.queue.name
+      and not q.paused
+      and (queues is null or q.name = any (queues))
+  );
+end;
+$$;
+
+-- What a claim without a turn leaves to the next one: where to go on, and whether others wait for
+-- the end of a lock. Who takes the turn of the queue for long, as take() does, is not waited for.
+create or replace function messages._leave_place(
+  queue messages.queue, before messages.flow_state, pick messages.flow_pick
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  -- As in _enter().
+  set lock_timeout = '500ms'
+as $$
+begin
+  perform messages._keep_state(before, pick.state, false);
+  if pick.is_blocked or pick.ids <> '{}' then
+    perform messages._note_held(queue, pick.is_blocked);
+  end if;
+exception
+  when lock_not_available then
+    -- Who waits finds a freed message at its next poll.
+    null;
 end;
 $$;
 
@@ -108,8 +131,6 @@ declare
   v_ids bigint[];
   v_counts constant boolean := queue.concurrency is not null or queue.key_concurrency is not null;
   v_has_keys constant boolean := queue.key_concurrency is not null or queue.key_rate is not null;
-  v_has_turns constant boolean :=
-    v_has_keys or queue.concurrency is not null or queue.rate is not null;
 begin
   if v_before is null then
     return array[]::bigint[];
@@ -126,7 +147,7 @@ begin
   end if;
   if queue.ordered or queue.fair then
     v_pick := messages._pick(queue, quantity, filter, thorough, v_before);
-    if v_has_turns and v_pick.is_blocked then
+    if v_pick.is_blocked then
       raise lock_not_available;
     end if;
   else
@@ -148,13 +169,6 @@ begin
       attempts = m.attempts + 1,
       handler_attempts = _claim_ahead.max_attempts
     where m.id = any (array(select i.id from unnest(v_ids) as i (id)));
-  end if;
-  if not v_has_turns then
-    perform messages._keep_state(v_before, v_picked, false);
-    if v_pick.is_blocked or v_ids <> '{}' then
-      perform messages._note_held(queue, v_pick.is_blocked);
-    end if;
-    return v_ids;
   end if;
   if v_ids = '{}' then
     return v_ids;

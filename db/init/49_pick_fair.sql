@@ -47,6 +47,7 @@ begin
     from messages._key_rooms(
       queue, case when v_has_rooms then keys else '{}' end, running, given
     ) as r
+    where v_has_rooms
   ),
   -- The last round that is needed where each of the keys has enough.
   bounds as materialized (

@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.message (row locks)
--- calls:   messages._stage, messages._waiting_keys, messages._keyless, messages._pick_fair
+-- calls:   messages._stage, messages._waiting_keys, messages._keyless, messages._pick_fair,
+--          messages._look_equal
 -- raises:  nothing
 
 -- Up to quantity messages, locked, and what the next claim goes by.
@@ -32,6 +33,7 @@ declare
   v_is_all boolean := false;
   v_is_waiting boolean := false;
   v_pick record;
+  v_equal messages.flow_pick;
 begin
   if exists (
     select from messages.message as m
@@ -47,22 +49,31 @@ begin
       + case when v_loose = '{}' and v_state.place is null
         then interval '1 second' else interval '0' end;
   end if;
-  for v_window in 1 .. 30 loop
+  if v_loose = '{}' and filter is null and not queue.ordered
+    and queue.key_concurrency is null and queue.key_rate is null
+    and not exists (select from messages.share as s where s.queue = _look_fair.queue.name)
+  then
+    v_equal := messages._look_equal(queue.name, quantity, v_state);
+    v_ids := v_equal.ids;
+    v_state := v_equal.state;
+    v_missing := quantity - cardinality(v_ids);
+  end if;
+  for v_window in 1 .. case when v_equal is null then 30 else 0 end loop
     if not v_is_all then
-      v_keys := messages._waiting_keys(queue.name, v_state.after_key, null, v_missing + 1);
+      select w._keys into v_keys
+      from messages._waiting_keys(queue.name, v_state.after_key, null, v_missing + 1) as w;
       v_is_end := cardinality(v_keys) <= v_missing;
       if v_is_end and v_state.after_key = '' then
         v_is_all := true;
       elsif v_is_end then
-        v_first := messages._waiting_keys(
+        select w._keys into v_first
+        from messages._waiting_keys(
           queue.name, '', v_state.after_key, v_missing + 1 - cardinality(v_keys)
-        );
+        ) as w;
         v_is_all := cardinality(v_first) + cardinality(v_keys) <= v_missing;
         -- Where they are few, all of them at once, and as many rounds as are needed.
         if v_is_all then
-          v_keys := array(
-            select k.key from unnest(v_first || v_keys) as k (key) group by k.key order by k.key
-          );
+          v_keys := v_first || v_keys;
         end if;
       end if;
       v_is_waiting := v_is_waiting or v_keys <> '{}';

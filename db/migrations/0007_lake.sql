@@ -180,3 +180,6 @@ comment on column messages.batch.left_at is
 alter table messages.event_retry add column part bigint;
 comment on column messages.event_retry.part is
   'Handed out with those of the same part alone, since one of them may be what ended its reader.';
+
+-- Flow: the search from key to key gives the first message of each, too.
+drop function if exists messages._waiting_keys(text, text, text, integer);

@@ -1,0 +1,85 @@
+-- Waiting keys: of which keys something waits in a queue.
+--
+-- owns:    nothing
+-- writes:  nothing
+-- calls:   nothing
+-- raises:  nothing
+
+-- Keys of which something waits, up to quantity of them, from one on and up to another, and of
+-- each the message that is handed out first. Ordered as the index of what waits is: the other one
+-- has what is locked and scheduled as well. It is read in pieces: behind the last key of one begins
+-- the next, which is larger where little waits of each key.
+create or replace function messages._waiting_keys(
+  queue text, first text, last text, quantity integer, out _keys text[], out _ids bigint[]
+)
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+begin
+  with recursive pieces as (
+    (
+      select array[m.key] as keys, array[m.id] as ids, m.key as last, 16 as size, 1 as seen
+      from messages.message as m
+      where m.queue = _waiting_keys.queue
+        and m.state = 'waiting'
+        and m.key >= _waiting_keys.first
+      order by m.key, m.priority desc, m.id
+      limit 1
+    )
+    union all
+    select n.keys, n.ids, n.last,
+      -- Of a piece with but one key the next ones are read alone, and then another piece.
+      case when p.size < 0 then p.size + 1 when p.size = 0 then 16 when n.last = n.keys[1] then -8
+        else least(2 * p.size, 64) end,
+      p.seen + cardinality(n.keys)
+    from pieces as p
+    cross join lateral (
+      (
+        select array[m.key] as keys, array[m.id] as ids, m.key as last
+        from messages.message as m
+        where p.size < 1
+          and m.queue = _waiting_keys.queue
+          and m.state = 'waiting'
+          and m.key > p.last
+        order by m.key, m.priority desc, m.id
+        limit 1
+      )
+      union all
+      select array_agg(k.key), array_agg(k.id), max(k.key)
+      from (
+        select distinct on (r.key) r.key, r.id
+        from (
+          select m.key, m.priority, m.id
+          from messages.message as m
+          where p.size > 0
+            and m.queue = _waiting_keys.queue
+            and m.state = 'waiting'
+            and m.key > p.last
+          order by m.key, m.priority desc, m.id
+          limit p.size
+        ) as r
+        order by r.key, r.priority desc, r.id
+      ) as k
+      having p.size > 0
+    ) as n
+    where p.seen < _waiting_keys.quantity
+      and p.last < _waiting_keys.last is not false
+      and n.keys is not null
+  )
+  select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.id), '{}')
+  into _keys, _ids
+  from (
+    select u.key, u.id
+    from pieces as p
+    cross join lateral unnest(p.keys, p.ids) as u (key, id)
+    where u.key < _waiting_keys.last is not false
+    limit _waiting_keys.quantity
+  ) as k;
+end;
+$$;
