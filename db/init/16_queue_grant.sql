@@ -64,6 +64,7 @@ create table if not exists messages.flow_state (
   round bigint not null default 0,
   had integer not null default 0,
   unlisted integer not null default 0,
+  most integer not null default 1000000000,
   constraint flow_state_queue_number_pk primary key (queue, number)
 );
 
@@ -93,6 +94,8 @@ comment on column messages.flow_state.had is
   'How much of its share after_key has had in this round.';
 comment on column messages.flow_state.unlisted is
   'How many more were handed out, at a time when that was far from the limits.';
+comment on column messages.flow_state.most is
+  'No key has more of running than this; a large number: that is not known.';
 
 do $$
 begin

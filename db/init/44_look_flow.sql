@@ -133,7 +133,7 @@ begin
   if v_before is null then
     return v_ids;
   end if;
-  v_state := messages._count_running(queue, quantity, v_before, '{}');
+  v_state := messages._count_running(queue, quantity, v_before, '{}', 0);
   v_room := least(quantity, queue.concurrency - cardinality(v_state.running));
   if queue.rate is not null then
     v_tokens := messages._tokens(
@@ -144,7 +144,7 @@ begin
     v_pick := messages._pick(queue, least(v_room, v_tokens), filter, thorough, v_state);
     v_ids := v_pick.ids;
     v_is_blocked := v_pick.is_blocked;
-    v_state := messages._charge(queue, v_ids, v_pick.state);
+    v_state := messages._charge(queue, v_ids, v_pick.state, null);
   end if;
   perform messages._keep_state(v_before, v_state, true);
   -- What waits for a token alone nobody's finish helps, see token_in().

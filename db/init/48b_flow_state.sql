@@ -34,9 +34,9 @@ $$;
 -- Know what runs as well as matters: with quantity more, none of the limits may be exceeded. Far
 -- from them it is enough how many were handed out since all that is locked was counted; as they
 -- come near their ids are kept, and those that are locked no more taken out. new has been claimed
--- ahead, by this transaction.
+-- ahead, by this transaction, most of one key.
 create or replace function messages._count_running(
-  queue messages.queue, quantity integer, state messages.flow_state, new bigint[]
+  queue messages.queue, quantity integer, state messages.flow_state, new bigint[], most integer
 )
   returns messages.flow_state
   language plpgsql
@@ -51,40 +51,57 @@ declare
   v_state messages.flow_state := state;
   v_now timestamptz := clock_timestamp();
   v_limit integer := least(queue.concurrency, queue.key_concurrency);
+  v_is_full boolean :=
+    v_now not between state.counted_at and state.counted_at + interval '5 seconds'
+    or state.unlisted > 0
+    and state.unlisted + cardinality(state.running) + 4 * quantity > v_limit;
 begin
   if v_limit is null then
     v_state.running := '{}';
     v_state.unlisted := 0;
-  elsif v_now not between state.counted_at and state.counted_at + interval '5 seconds'
-    or state.unlisted > 0
-    and state.unlisted + cardinality(state.running) + 4 * quantity > v_limit
+  elsif v_is_full
+    or cardinality(state.running) + quantity > least(
+      queue.concurrency, case when new = '{}' then queue.key_concurrency end,
+      2 * state.kept + 2000
+    )
+    or cardinality(state.running) + quantity > queue.key_concurrency
+    and most > queue.key_concurrency - state.most
   then
-    -- Now and then all that is locked: what was claimed without a limit counts as well.
-    v_state.counted_at := v_now;
-    v_state.unlisted := 0;
-    v_state.running := array(
-      select m.id
+    with held as materialized (
+      select m.id, m.key
       from messages.message as m
-      where m.state = 'locked'
-        and m.queue = _count_running.queue.name
-      except all
-      select n.id from unnest(_count_running.new) as n (id)
-    );
-    if cardinality(v_state.running) + 20 * quantity <= v_limit then
-      v_state.unlisted := cardinality(v_state.running);
-      v_state.running := '{}';
-    end if;
-    v_state.kept := cardinality(v_state.running);
-  elsif cardinality(state.running) + quantity > least(
-    queue.concurrency, case when new = '{}' then queue.key_concurrency end, 2 * state.kept + 500
-  ) then
-    v_state.running := array(
-      select m.id
-      from messages.message as m
-      where m.id = any (state.running)
+      where not v_is_full
+        and m.id = any (state.running || _count_running.new)
         -- Not a condition on the state itself, see _archive().
         and (m.state = 'locked') is true
-    );
+      union all
+      -- Now and then all that is locked: what was claimed without a limit counts as well.
+      select m.id, m.key
+      from messages.message as m
+      where v_is_full
+        and m.state = 'locked'
+        and m.queue = _count_running.queue.name
+    )
+    select array(
+        select h.id
+        from held as h
+        where not exists (
+          select from unnest(_count_running.new) as n (id) where n.id = h.id
+        )
+      ),
+      case when queue.key_concurrency is null then 1000000000 else (
+        select coalesce(max(k.quantity), 0)::integer - most
+        from (select count(h.key) as quantity from held as h group by h.key) as k
+      ) end
+    into v_state.running, v_state.most;
+    if v_is_full then
+      v_state.counted_at := v_now;
+      v_state.unlisted := 0;
+      if cardinality(v_state.running) + 20 * quantity <= v_limit then
+        v_state.unlisted := cardinality(v_state.running);
+        v_state.running := '{}';
+      end if;
+    end if;
     v_state.kept := cardinality(v_state.running);
   end if;
   return v_state;
@@ -122,6 +139,7 @@ begin
     counted_at = state.counted_at,
     running = state.running,
     unlisted = state.unlisted,
+    most = state.most,
     kept = state.kept,
     after_key = state.after_key,
     round = state.round,
@@ -133,9 +151,10 @@ begin
 end;
 $$;
 
--- Let the queue and the keys of these messages pay for them.
+-- Let the queue and the keys of these messages pay for them; most are of one key, as far as that
+-- is known.
 create or replace function messages._charge(
-  queue messages.queue, ids bigint[], state messages.flow_state
+  queue messages.queue, ids bigint[], state messages.flow_state, most integer
 )
   returns messages.flow_state
   language plpgsql
@@ -154,6 +173,7 @@ begin
     v_state.unlisted := state.unlisted + cardinality(ids);
   elsif queue.concurrency is not null or queue.key_concurrency is not null then
     v_state.running := state.running || ids;
+    v_state.most := coalesce(least(state.most + most, 1000000000), 1000000000);
   end if;
   if queue.rate is not null then
     v_state.paid_at := messages._pay(

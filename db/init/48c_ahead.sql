@@ -57,10 +57,8 @@ exception
 end;
 $$;
 
--- Whether these messages, which this transaction has claimed, are within the limits of their keys.
-create or replace function messages._keys_allow(
-  queue messages.queue, ids bigint[], running bigint[]
-)
+-- Whether the keys of these messages have the tokens for them.
+create or replace function messages._keys_pay(queue messages.queue, ids bigint[])
   returns boolean
   language plpgsql
   security definer
@@ -71,24 +69,11 @@ create or replace function messages._keys_allow(
   set plan_cache_mode = force_generic_plan
 as $$
 begin
-  -- Where all that runs is less than a key may have, so is what runs of each.
-  if cardinality(running) + cardinality(ids) > queue.key_concurrency then
-    if exists (
-      select from messages.message as m
-      where m.id = any (running || ids)
-        -- Not a condition on the state itself, nor on the key, see _archive().
-        and (m.state = 'locked') is true
-      group by m.key
-      having count(m.key) > queue.key_concurrency
-    ) then
-      return false;
-    end if;
-  end if;
   return queue.key_rate is null or not exists (
     with candidates as materialized (
       select m.key, count(*) as quantity
       from messages.message as m
-      where m.id = any (_keys_allow.ids)
+      where m.id = any (_keys_pay.ids)
       group by m.key
     )
     select from candidates as c
@@ -129,6 +114,7 @@ declare
   v_now timestamptz;
   v_pick messages.flow_pick;
   v_ids bigint[];
+  v_most integer;
   v_counts constant boolean := queue.concurrency is not null or queue.key_concurrency is not null;
   v_has_keys constant boolean := queue.key_concurrency is not null or queue.key_rate is not null;
 begin
@@ -157,18 +143,23 @@ begin
   v_picked := v_pick.state;
   if v_ids <> '{}' then
     v_now := clock_timestamp();
-    update messages.message as m
-    set state = 'locked',
-      locked_at = v_now,
-      lock_expires_at = v_now + coalesce(_claim_ahead.lock_timeout, queue.lock_timeout),
-      lock_token = m.lock_token + 1,
-      locked_by = _claim_ahead.worker,
-      dedup_key = case when m.dedup_scope is null then m.dedup_key end,
-      given_up_key = case
-        when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
-      attempts = m.attempts + 1,
-      handler_attempts = _claim_ahead.max_attempts
-    where m.id = any (array(select i.id from unnest(v_ids) as i (id)));
+    with claimed as (
+      update messages.message as m
+      set state = 'locked',
+        locked_at = v_now,
+        lock_expires_at = v_now + coalesce(_claim_ahead.lock_timeout, queue.lock_timeout),
+        lock_token = m.lock_token + 1,
+        locked_by = _claim_ahead.worker,
+        dedup_key = case when m.dedup_scope is null then m.dedup_key end,
+        given_up_key = case
+          when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
+        attempts = m.attempts + 1,
+        handler_attempts = _claim_ahead.max_attempts
+      where m.id = any (array(select i.id from unnest(v_ids) as i (id)))
+      returning case when queue.key_concurrency is not null then m.key end as key
+    )
+    select max(k.quantity) into v_most
+    from (select count(c.key)::integer as quantity from claimed as c group by c.key) as k;
   end if;
   if v_ids = '{}' then
     return v_ids;
@@ -184,19 +175,25 @@ begin
   end if;
   v_state := v_before;
   if v_counts then
-    v_state := messages._count_running(queue, cardinality(v_ids), v_before, v_ids);
+    v_state := messages._count_running(
+      queue, cardinality(v_ids), v_before, v_ids, v_most
+    );
   end if;
   if cardinality(v_ids) > queue.concurrency - cardinality(v_state.running)
     or queue.rate is not null and cardinality(v_ids) > messages._tokens(
       v_state.paid_at, clock_timestamp(), queue.rate, queue.rate_period, queue.rate_burst
     )
-    or v_has_keys and not messages._keys_allow(queue, v_ids, v_state.running)
+    -- Where all that runs is less than a key may have, so is what runs of each.
+    or cardinality(v_ids) > queue.key_concurrency - cardinality(v_state.running)
+    and v_most > queue.key_concurrency - v_state.most
+    or not messages._keys_pay(queue, v_ids)
   then
     raise lock_not_available;
   end if;
-  v_state := messages._charge(queue, v_ids, v_state);
+  v_state := messages._charge(queue, v_ids, v_state, v_most);
   v_picked.running := v_state.running;
   v_picked.unlisted := v_state.unlisted;
+  v_picked.most := v_state.most;
   v_picked.kept := v_state.kept;
   v_picked.counted_at := v_state.counted_at;
   v_picked.paid_at := v_state.paid_at;

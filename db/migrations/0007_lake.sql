@@ -182,4 +182,12 @@ comment on column messages.event_retry.part is
   'Handed out with those of the same part alone, since one of them may be what ended its reader.';
 
 -- Flow: the search from key to key gives the first message of each, too.
+-- How many of one key run at most need not be counted by every claim.
 drop function if exists messages._waiting_keys(text, text, text, integer);
+drop function if exists messages._keys_allow(messages.queue, bigint[], bigint[]);
+drop function if exists
+  messages._count_running(messages.queue, integer, messages.flow_state, bigint[]);
+drop function if exists messages._charge(messages.queue, bigint[], messages.flow_state);
+alter table messages.flow_state add column most integer not null default 1000000000;
+comment on column messages.flow_state.most is
+  'No key has more of running than this; a large number: that is not known.';

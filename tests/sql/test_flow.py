@@ -224,6 +224,46 @@ async def test_tenants_have_equal_shares_whatever_waits(connection: Connection) 
     assert late in await ids(connection, 2)
 
 
+@pytest.mark.parametrize("gold", [1, 2])
+async def test_claims_of_any_size_go_on_where_the_last_one_has_ended(
+    connection: Connection, gold: int
+) -> None:
+    await limited(connection, fair=True)
+    if gold != 1:
+        await value(connection, "set_share", queue="q", key="gold", weight=float(gold))
+    names = ["gold", *(f"k{n:02}" for n in range(30))]
+    published = await put(connection, *names * 20, *["gold"] * 20)
+    had: Counter[str] = Counter()
+    order: dict[str, list[int]] = {}
+    for quantity in (1, 30, 2, 31, 3, 62, 5, 33, 8, 90, 13, 21, 100):
+        held = await claim(connection, quantity)
+        assert len(held) == quantity
+        had.update(it["key"] for it in held)
+        for it in held:
+            order.setdefault(it["key"], []).append(it["id"])
+        rounds = [had[name] / (gold if name == "gold" else 1) for name in names]
+        assert max(rounds) - min(rounds) <= 1
+    assert all(ids == sorted(ids) for ids in order.values())
+    rest = await ids(connection, 1000)
+    assert sorted([*rest, *(id_ for ids in order.values() for id_ in ids)]) == published
+
+
+async def test_what_few_keys_have_is_shared_among_those_that_have_more(
+    connection: Connection,
+) -> None:
+    await limited(connection, fair=True)
+    await put(connection, *"aaab", *"c" * 50, *"d" * 50)
+    assert Counter(it["key"] for it in await claim(connection, 30)) == {
+        "a": 3,
+        "b": 1,
+        "c": 13,
+        "d": 13,
+    }
+    # The turn is that of c.
+    assert [it["key"] for it in await claim(connection, 1)] == ["c"]
+    assert len(await claim(connection, 1000)) == 73
+
+
 async def test_a_fair_claim_finds_a_new_key_in_its_round(connection: Connection) -> None:
     await limited(connection, fair=True)
     await put(connection, *(["a", "b", "c", "d"] * 100))
