@@ -181,8 +181,8 @@ alter table messages.event_retry add column part bigint;
 comment on column messages.event_retry.part is
   'Handed out with those of the same part alone, since one of them may be what ended its reader.';
 
--- Flow: the search from key to key gives the first message of each, too.
--- How many of one key run at most need not be counted by every claim.
+-- Flow: the search from key to key gives the first message of each, too. And how many of one key
+-- run at most is not counted by every claim.
 drop function if exists messages._waiting_keys(text, text, text, integer);
 drop function if exists messages._keys_allow(messages.queue, bigint[], bigint[]);
 drop function if exists
