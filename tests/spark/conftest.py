@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import warnings
@@ -43,7 +44,8 @@ def _java_runs() -> bool:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Give the session of Spark of this run, which starts with the first test that needs it."""
     if not _java_runs():
-        pytest.skip("Spark needs Java 17: install openjdk-17-jre-headless")
+        give_up = pytest.fail if os.environ.get("NOTIFYQ_REQUIRE_SPARK") == "1" else pytest.skip
+        give_up("Spark needs Java 17: install openjdk-17-jre-headless")
     from notifyq.spark.session import session
 
     folder = tmp_path_factory.mktemp("spark")
