@@ -136,8 +136,6 @@ def _choose_engine() -> Engine:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Objects of the start-up would be looked at again after every test.
-    gc.freeze()
     config.addinivalue_line("markers", "plpgsql_check: needs a server with plpgsql_check")
     config.stash[_ENGINE] = _choose_engine()
 
@@ -156,6 +154,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    # Modules and thousands of collected tests would be looked at again after every test.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
