@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import adbc_driver_manager as adbc
+import adbc_driver_postgresql
 import psycopg
-from adbc_driver_postgresql import dbapi
+import pyarrow as pa
 from psycopg import conninfo
 
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from psycopg import Connection
 
 
@@ -28,10 +33,38 @@ def connect(dsn: str, *, name: str = "notifyq spark") -> Connection[tuple[Any, .
 
 def connect_arrow(dsn: str, *, name: str = "notifyq spark") -> Any:
     """Open a session of ADBC, which moves Arrow batches by COPY; commit() ends a transaction."""
+    # It imports pandas, where that is installed: for most of what a worker needs to start.
+    from adbc_driver_postgresql import dbapi
+
     try:
         return dbapi.connect(_complete(dsn, name))
     except dbapi.Error as error:
         raise DatabaseUnavailableError(f"no connection: {_first_line(error)}") from None
+
+
+@contextmanager
+def arrow_transaction(
+    dsn: str, *, name: str = "notifyq spark"
+) -> Iterator[Callable[[str], pa.RecordBatchReader]]:
+    """Give what runs a statement and gives its rows as they come, all in one transaction.
+
+    Less than a session of connect_arrow(), and there much sooner. It ends with a rollback.
+    """
+    with ExitStack() as stack:
+        try:
+            database = stack.enter_context(adbc_driver_postgresql.connect(_complete(dsn, name)))
+            connection = stack.enter_context(adbc.AdbcConnection(database))
+        except adbc.Error as error:
+            raise DatabaseUnavailableError(f"no connection: {_first_line(error)}") from None
+        connection.set_autocommit(False)
+
+        def run(query: str) -> pa.RecordBatchReader:
+            statement = stack.enter_context(adbc.AdbcStatement(connection))
+            statement.set_sql_query(query)
+            handle, _ = statement.execute_query()
+            return pa.RecordBatchReader.from_stream(handle)
+
+        yield run
 
 
 def _complete(dsn: str, name: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import adbc_driver_manager as adbc
 import psycopg
-from adbc_driver_postgresql import dbapi
 
 from notifyq import errors
 
@@ -25,7 +25,7 @@ def translated() -> Iterator[None]:
     """Raise what a driver raises as an error of notifyq; that of a function as its own class."""
     try:
         yield
-    except (psycopg.Error, dbapi.Error) as error:
+    except (psycopg.Error, adbc.Error) as error:
         raise _error(error) from None
 
 

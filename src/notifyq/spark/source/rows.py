@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from notifyq.errors import NotifyqError
-from notifyq.spark.connection import connect_arrow
+from notifyq.spark.connection import arrow_transaction
 from notifyq.spark.failures import translated
 
 if TYPE_CHECKING:
@@ -29,17 +28,15 @@ class Part(InputPartition):
 
 def rows(dsn: str, part: Part, schema: Any) -> Iterator[pa.RecordBatch]:
     """Give the rows of a part, in the types that Spark expects."""
-    with closing(connect_arrow(dsn)) as session, session.cursor() as cursor, translated():
+    with arrow_transaction(dsn) as run, translated():
         for setting in part.settings:
-            cursor.execute(setting)
-        cursor.execute(part.query)
-        for batch in cursor.fetch_record_batch():
+            run(setting).read_all()
+        for batch in run(part.query):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         if part.unchanged is None:
             return
-        cursor.execute(part.unchanged)
-        [[is_unchanged]] = cursor.fetchall()
-        if not is_unchanged:
+        [answer] = run(part.unchanged).read_all().to_pylist()
+        if not all(answer.values()):
             raise NotifyqError(
                 "a table was emptied, dropped or rewritten while it was read: read it again"
             )
