@@ -105,11 +105,11 @@ begin
   perform messages._hold_batch(v_batch.id);
   v_batch := messages._newest_batch(v_subscription.id, member);
   if v_batch.id is null or not messages._is_open(v_batch) then
-    return 0;
+    return 0::bigint;
   end if;
   if v_batch.left_at is not null then
     update messages.batch as b set left_at = null where b.id = v_batch.id;
-    return 0;
+    return 0::bigint;
   end if;
   v_undone := array(
     select e
@@ -123,7 +123,7 @@ begin
       v_batch.id, v_undone[1].id,
       format('delivered %s times, and its reader was gone before the end', v_attempts)
     );
-    v_count := 1;
+    v_count := 1::bigint;
   else
     v_count := messages._scatter(v_batch, 'its reader was gone before the end', keeps_order);
   end if;
