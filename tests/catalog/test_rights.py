@@ -143,6 +143,7 @@ READ_TABLES = [
     "select * from messages.lake_batch",
     "select * from messages.lake_file",
     "select * from messages.lake_prune",
+    "select * from messages.anomaly",
 ]
 READ = [
     "select messages.message_list()",
@@ -158,6 +159,7 @@ READ = [
     "select messages.snapshot_of(messages.current_position())",
     "select messages.queue_grants()",
     "select messages.queue_shares()",
+    "select messages.archive_hours(now(), now())",
     "select messages.schedule_info()",
     "select messages.cron_next('@daily')",
     "select messages.lakes()",
@@ -197,6 +199,7 @@ ADMIN = [
     "select messages.redrive()",
     "select messages.adopt()",
     """select messages.receive('s', '[]')""",
+    "select messages.report_anomalies('[]')",
     "select messages.schedule('s', '@daily', 'default')",
     "select messages.enable_schedule('nightly')",
     "select messages.disable_schedule('nightly')",

@@ -103,6 +103,11 @@ order by w.number
 BY_INDEX: Final = ("set local enable_seqscan = off", "set local jit = off")
 IN_ORDER: Final = (*BY_INDEX, "set local enable_bitmapscan = off")
 
+# Anomalies.
+
+ARCHIVE_HOURS: Final = "select h.* from messages.archive_hours(%s, %s) as h"
+REPORT_ANOMALIES: Final = "select queue from messages.report_anomalies(%s::jsonb, %s)"
+
 # Lakes.
 
 LAKES: Final = "select * from messages.lakes()"

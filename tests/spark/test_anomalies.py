@@ -1,0 +1,156 @@
+"""Anomalies: what was planted is found, a quiet past raises no alarm, and each is told once."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notifyq.errors import ConfigurationError
+from notifyq.spark.anomalies import DAY, HOUR, Anomaly, Hour, anomalies, judge
+
+if TYPE_CHECKING:
+    from database import Connection
+
+END = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def quiet(seed: int, queues: int = 4, days: int = 15) -> list[Hour]:
+    """Give hours of queues where nothing happens, with nights, a nightly run and noise."""
+    dice = random.Random(seed)
+    found = []
+    for queue in range(queues):
+        size, dies = 10 ** dice.uniform(1.8, 4), 10 ** dice.uniform(-2, -0.7)
+        wait, noise = dice.uniform(10, 2000), dice.uniform(0, 0.15)
+        mix = [dice.random() ** 2 + 0.01 for _ in range(6)]
+        for step in range(24 * days, 0, -1):
+            at = END - step * HOUR
+            number = max(1, round(size * (1 + 0.6 * math.sin(at.hour / 24 * 6.28))))
+            chance = min(0.9, dies * math.exp(dice.gauss(0, noise)))
+            # A normal deviate in place of as many throws.
+            dead = round(dice.gauss(number * chance, math.sqrt(number * chance * (1 - chance))))
+            dead = min(number, max(0, dead))
+            errors = Counter(f"error {e}" for e in dice.choices(range(6), mix, k=min(dead, 200)))
+            varies = math.sqrt(2.86 / number)
+            waits = wait * (3 if at.hour == 2 else 1) * math.exp(dice.gauss(0, noise + varies))
+            runs = 50 * math.exp(dice.gauss(0, varies))
+            found.append(Hour(at, f"queue {queue}", number, dead, waits, runs, dict(errors)))
+    return found
+
+
+def changed(hours: list[Hour], queue: str, at: datetime, **values: Any) -> list[Hour]:
+    return [
+        replace(hour, **values) if (hour.queue, hour.bucket_at) == (queue, at) else hour
+        for hour in hours
+    ]
+
+
+def test_a_quiet_past_raises_no_alarm() -> None:
+    judged = 0
+    false: list[Anomaly] = []
+    for seed in range(5):
+        found, hours = judge(quiet(seed), END - 2 * DAY)
+        judged += hours
+        false += found
+    assert judged > 500
+    assert len(false) <= 1, false
+
+
+@pytest.mark.parametrize(
+    ("metric", "values"),
+    [
+        ("wait", {"wait_p95": 100_000.0}),
+        ("run", {"run_p95": 400.0}),
+        ("failures", {"finished": 1000, "dead": 500}),
+        ("errors", {"errors": {"error 0": 5, "something new": 60}}),
+    ],
+)
+def test_what_was_planted_is_found(metric: str, values: dict[str, Any]) -> None:
+    for seed in range(3):
+        hours = changed(quiet(seed), "queue 1", END - 5 * HOUR, **values)
+        found, _ = judge(hours, END - DAY)
+        assert ("queue 1", END - 5 * HOUR, metric) in {
+            (one.queue, one.bucket_at, one.metric) for one in found
+        }
+
+
+def test_a_nightly_run_and_a_young_queue_are_no_news() -> None:
+    hours = [hour for hour in quiet(1, 1) if hour.bucket_at >= END - 20 * HOUR]
+    last = replace(hours[-1], wait_p95=1e6)
+    assert judge([*hours[:-1], last], END - HOUR) == ([], 0)
+
+
+def test_few_messages_are_not_judged() -> None:
+    hours = changed(quiet(2, 1), "queue 0", END - HOUR, finished=20, dead=20, wait_p95=1e9)
+    assert judge(hours, END - HOUR) == ([], 0)
+
+
+async def fill(connection: Connection) -> None:
+    """Archive 40 messages an hour for ten days; in the last hour they waited long and died."""
+    await connection.execute(
+        """
+        insert into messages.message_archive (
+          id, created_at, available_at, locked_at, archived_at, lock_token, priority, attempts,
+          status, queue, message, headers, details
+        )
+        select 40 * h + m, t.at, t.at,
+          t.at + interval '1 ms' * (case h when 239 then 60000 else 100 + m % 7 end),
+          t.at + interval '61 seconds',
+          1, 0, 1, (case when h = 239 or m = 0 then 'failed' else 'success' end)::text
+            ::messages.message_status,
+          'mail', '1', '{}',
+          case when h = 239 then 'no disk left on /dev/' || m when m = 0 then 'timeout ' || h end
+        from generate_series(0, 239) as h
+        cross join generate_series(0, 39) as m
+        cross join lateral (
+          select $1::timestamptz - interval '240 hours' + interval '1 hour' * h
+            + interval '1 minute' * m as at
+        ) as t
+        """,
+        END,
+    )
+
+
+async def test_each_anomaly_is_told_once(database: str, connection: Connection) -> None:
+    await fill(connection)
+    span = {"since": END - 3 * HOUR, "until": END}
+    looked = anomalies(database, report=False, **span)  # type: ignore[arg-type]
+    assert (looked.new, looked.hours) == (0, 3)
+    assert await connection.fetchval("select count(*) from messages.anomaly") == 0
+    first = anomalies(database, **span)  # type: ignore[arg-type]
+    assert {(one.queue, one.bucket_at, one.metric) for one in first.anomalies} == {
+        ("mail", END - HOUR, metric) for metric in ("wait", "failures", "errors")
+    }
+    assert first.new == 3
+    again = anomalies(database, **span)  # type: ignore[arg-type]
+    assert (again.anomalies, again.new) == (first.anomalies, 0)
+    alerts = await connection.fetch(
+        "select message, type from messages.message where queue = 'anomalies' order by id"
+    )
+    told = [alert["message"] for alert in alerts]
+    assert [one["metric"] for one in told] == ["errors", "failures", "wait"]
+    assert "no disk left" in told[0]["details"]
+    assert {alert["type"] for alert in alerts} == {"anomaly"}
+    kept = await connection.fetchval("select count(message_id) from messages.anomaly")
+    assert kept == 3
+
+
+async def test_what_is_forgotten_and_what_is_refused(database: str, connection: Connection) -> None:
+    row = {"bucket_at": "2026-01-01T00:00Z", "value": 1, "expected": 1, "chance": 0, "finished": 1}
+    row |= {"queue": "mail", "metric": "wait", "details": "slow"}
+    statement = "select count(*) from messages.report_anomalies($1)"
+    assert await connection.fetchval(statement, [row]) == 1
+    await connection.execute("update messages.anomaly set found_at = now() - interval '2 years'")
+    assert await connection.fetchval(statement, [row | {"metric": "run"}]) == 1
+    assert await connection.fetch("select metric from messages.anomaly") == [("run",)]
+    with pytest.raises(Exception, match="there is no metric 'luck'"):
+        await connection.fetchval(statement, [row | {"metric": "luck"}])
+    with pytest.raises(ConfigurationError, match="whole hour"):
+        anomalies(database, since=END, until=END + timedelta(minutes=30))
+    with pytest.raises(ConfigurationError, match="rate"):
+        anomalies(database, rate=0)
