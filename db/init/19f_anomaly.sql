@@ -1,6 +1,6 @@
 -- Anomaly: hours in which a queue departed from its own past.
 --
--- owns:    messages.anomaly
+-- owns:    messages.anomaly, type messages.hour_report
 -- writes:  nothing
 -- raises:  nothing
 
@@ -36,3 +36,22 @@ comment on column messages.anomaly.finished is 'Messages of the queue in that ho
 comment on column messages.anomaly.queue is 'The queue.';
 comment on column messages.anomaly.metric is 'What departed: wait, run, failures or errors.';
 comment on column messages.anomaly.details is 'The same in words.';
+
+do $$
+begin
+  if to_regtype('messages.hour_report') is null then
+    create type messages.hour_report as (
+      bucket_at timestamptz,
+      queue text,
+      finished bigint,
+      dead bigint,
+      wait_p95 double precision,
+      run_p95 double precision,
+      errors jsonb
+    );
+  end if;
+end;
+$$;
+
+comment on type messages.hour_report is
+  'One hour of one queue as messages.archive_hours() reports it.';

@@ -6,15 +6,7 @@
 -- raises:  NQ003 a metric that there is not; else as messages.publish()
 
 create or replace function messages.archive_hours(since timestamptz, until timestamptz)
-  returns table (
-    bucket_at timestamptz,
-    queue text,
-    finished bigint,
-    dead bigint,
-    wait_p95 double precision,
-    run_p95 double precision,
-    errors jsonb
-  )
+  returns setof messages.hour_report
   language sql
   stable
   security definer

@@ -225,3 +225,15 @@ comment on column messages.anomaly.finished is 'Messages of the queue in that ho
 comment on column messages.anomaly.queue is 'The queue.';
 comment on column messages.anomaly.metric is 'What departed: wait, run, failures or errors.';
 comment on column messages.anomaly.details is 'The same in words.';
+create type messages.hour_report as (
+  bucket_at timestamptz,
+  queue text,
+  finished bigint,
+  dead bigint,
+  wait_p95 double precision,
+  run_p95 double precision,
+  errors jsonb
+);
+
+comment on type messages.hour_report is
+  'One hour of one queue as messages.archive_hours() reports it.';

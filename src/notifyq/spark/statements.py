@@ -108,6 +108,21 @@ IN_ORDER: Final = (*BY_INDEX, "set local enable_bitmapscan = off")
 ARCHIVE_HOURS: Final = "select h.* from messages.archive_hours(%s, %s) as h"
 REPORT_ANOMALIES: Final = "select queue from messages.report_anomalies(%s::jsonb, %s)"
 
+# Handling.
+
+CLAIM: Final = """
+select c.id, c.lock_token, c.message::text as message,
+  extract(epoch from c.lock_expires_at - clock_timestamp())::float8 as seconds
+from messages.claim(array[%s], %s, worker => %s) as c
+"""
+EXTEND_MANY: Final = "select messages.extend_many(%s::bigint[], %s::bigint[])"
+FINISH_MANY: Final = """
+select messages.finish_many(
+  %s::bigint[], %s::bigint[], %s::messages.message_status[], %s::text[], %s::jsonb[]
+)
+"""
+RETRY: Final = "select messages.retry(%s, %s, %s::interval, %s)"
+
 # Lakes.
 
 LAKES: Final = "select * from messages.lakes()"

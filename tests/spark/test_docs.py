@@ -1,0 +1,36 @@
+"""The examples of docs/spark.md run, in the order of the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from database import ROOT
+from docs.pages import blocks
+
+if TYPE_CHECKING:
+    from database import Connection
+
+
+async def test_the_examples_run(spark: Any, database: str, connection: Connection) -> None:
+    await connection.execute("""
+      select messages.create_queue('scores');
+      select messages.publish_many('scores', array['{"amount": 5}', '{}']::jsonb[]);
+    """)
+    # What has this name goes to the executors by value, as from a program of a user.
+    given: dict[str, Any] = {"__name__": "__main__", "DSN": database}
+    page = ROOT / "docs/spark.md"
+    try:
+        for block in blocks(page, "python"):
+            text = "\n" * (block.line - 1) + block.text
+            exec(compile(text, str(page), "exec"), given)
+        # Rows of this source never end: one micro-batch is enough.
+        while not given["query"].recentProgress:
+            given["query"].awaitTermination(0.1)
+    finally:
+        if "query" in given:
+            given["query"].stop()
+    ended = await connection.fetch(
+        "select status::text, count(*) from messages.message_archive group by 1 order by 1"
+    )
+    assert [tuple(row) for row in ended] == [("rejected", 1), ("success", 1)]
+    assert given["spark"] is spark or given["spark"]._jvm is spark._jvm
