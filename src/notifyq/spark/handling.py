@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from psycopg.rows import namedtuple_row
-
 from notifyq.errors import ConfigurationError
 from notifyq.retries import Reject, Retry
 from notifyq.spark import statements
@@ -77,17 +75,16 @@ def handle_batch(
     context = spark.sparkContext
     name = f"spark:{context.applicationId}"
     with translated(), connect(dsn, name="notifyq spark handle") as session:
-        cursor = session.cursor(row_factory=namedtuple_row)
-        rows = cursor.execute(statements.CLAIM, (queue, quantity, name)).fetchall()
+        rows = session.execute(statements.CLAIM, (queue, quantity, name)).fetchall()
     if not rows:
         return Handled()
-    claimed = [_Claimed(row.id, row.lock_token, row.message) for row in rows]
+    claimed = [_Claimed(id_, token, message) for id_, token, message, _ in rows]
     parts = min(partitions or context.defaultParallelism, len(claimed))
 
     def work(found: Iterator[_Claimed]) -> Iterator[Handled]:
         yield handle(dsn, list(found), function)
 
-    with _held(dsn, claimed, min(row.seconds for row in rows) / 3):
+    with _held(dsn, claimed, min(seconds for *_, seconds in rows) / 3):
         counts = context.parallelize(claimed, parts).mapPartitions(work).collect()
     return sum(counts, Handled(claimed=len(claimed)))
 

@@ -57,7 +57,7 @@ class Hour:
 _NETWORK = (
     "ConnectionRefusedError: [Errno 111] connect call failed ('@h')",
     "TimeoutError: no answer from @h after 30.@n s",
-    "HTTPStatusError: 503 Service Unavailable for url http://shop.internal/v2/@u",
+    "HTTPStatusError: 503 Service Unavailable for url http://shop:8080/v2/@u",
 )
 _DATA = (
     "KeyError: 'order @n'",

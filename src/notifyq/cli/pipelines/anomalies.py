@@ -30,8 +30,9 @@ def anomalies(
         str | None, typer.Option(metavar="INSTANT", help="Hours before this one; else now.")
     ] = None,
     past: Annotated[
-        timedelta, typer.Option(parser=duration, metavar="DURATION", help="Past to compare with.")
-    ] = timedelta(days=28),
+        timedelta | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Past to compare with; else 28d."),
+    ] = None,
     rate: Annotated[
         float, typer.Option(help="Part of false alarms among those of an hour, at most.")
     ] = 0.001,
@@ -54,7 +55,7 @@ def anomalies(
         resolve_dsn(dsn),
         since=None if since is None else instant(since),
         until=None if until is None else instant(until),
-        past=past,
+        past=past or timedelta(days=28),
         rate=rate,
         alerts=alerts or None,
         report=not dry_run,
