@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer
 
 from notifyq import __version__
+from notifyq.cli.main import app
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from cli.programs import Notifyq
@@ -104,19 +107,23 @@ def test_version_is_printed(anywhere: Notifyq) -> None:
     assert anywhere.good("--version").out == f"notifyq {__version__}\n"
 
 
+def every_help(command: Any, parent: Any, name: str) -> Iterator[tuple[str, str]]:
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True)
+    context.terminal_width = 80
+    yield context.command_path, context.get_help()
+    for called, child in getattr(command, "commands", {}).items():
+        yield from every_help(child, context, called)
+
+
 def test_every_command_has_help_of_80_columns(anywhere: Notifyq) -> None:
-    pending: list[tuple[str, ...]] = [()]
-    seen = 0
-    while pending:
-        args = pending.pop()
-        text = anywhere.good(*args, "--help", env={"COLUMNS": "80"}).out
-        assert text.startswith(f"Usage: {' '.join(['notifyq', *args])}")
+    seen = dict(every_help(typer.main.get_command(app), None, "notifyq"))
+    assert len(seen) > 50
+    for path, text in seen.items():
+        assert text.startswith(f"Usage: {path}")
         assert max(map(len, text.splitlines())) <= 80
-        seen += 1
-        if "Commands:" in text:
-            lines = text.split("Commands:\n")[1].splitlines()
-            pending += [(*args, line.split()[0]) for line in lines if line[2:3].strip()]
-    assert seen > 25
+    # And one of them as a terminal has it.
+    asked = anywhere.good("queues", "create", "--help", env={"COLUMNS": "80"}).out
+    assert asked.split() == seen["notifyq queues create"].split()
 
 
 def test_setting_that_is_wrong_is_named(anywhere: Notifyq, tmp_path: Path) -> None:

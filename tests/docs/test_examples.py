@@ -108,9 +108,12 @@ def test_commands_can_be_parsed(page: Path) -> None:
             pytest.fail(f"{page.name}: {line}: {error}")
 
 
+COMMAND: Any = typer.main.get_command(cli.app)
+
+
 def parse(args: list[str]) -> None:
     """Have the command line read its arguments, and go no further."""
-    command: Any = typer.main.get_command(cli.app)
+    command = COMMAND
     context = command.make_context("notifyq", args or ["--version"], resilient_parsing=not args)
     while rest := [*getattr(context, "_protected_args", ()), *context.args]:
         if not hasattr(command, "resolve_command"):
