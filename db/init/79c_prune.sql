@@ -49,7 +49,9 @@ begin
     a.id, coalesce(a.type, '~'), a.status, a.priority, a.attempts, coalesce(a.max_attempts, -1),
     coalesce(a.key, '~'), coalesce(a.dedup_key, '~'),
     (extract(epoch from a.created_at) * 1000000)::bigint,
-    (extract(epoch from a.available_at) * 1000000)::bigint,
+    (extract(epoch from least(
+      greatest(a.available_at, '0001-01-01 00:00+00'), '9999-12-31 23:59:59.999999+00'
+    )) * 1000000)::bigint,
     coalesce((extract(epoch from a.locked_at) * 1000000)::bigint, -1),
     (extract(epoch from a.archived_at) * 1000000)::bigint,
     a.lock_token, a.xid, coalesce(a.handled_by, '~'), coalesce(a.subscriber, '~'),

@@ -85,3 +85,54 @@ comment on function messages.commit_lake(bigint, text, jsonb, text, bigint[], te
   'lake is exported up to there. Returns the number of the batch, or null where a batch of this '
   'key was there: nothing is done then. Raises NQ003 for a wrong name, NQ031 for an unknown lake, '
   'and NQ033 if files to be removed are gone, as another has replaced them.';
+
+create or replace function messages.lake_removed(lake bigint)
+  returns setof messages.lake_file
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  select f.*
+  from messages.lake_file as f
+  where f.lake = lake_removed.lake
+    and f.removed is not null
+  order by f.id;
+end;
+$$;
+comment on function messages.lake_removed(bigint) is
+  'The files of a lake, of all of its tables, that others have replaced and that may be there yet.';
+
+create or replace function messages.forget_files(lake bigint, files bigint[])
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_forgotten integer;
+begin
+  delete from messages.lake_file as f
+  where f.lake = forget_files.lake
+    and f.id = any (forget_files.files)
+    and f.removed is not null;
+  get diagnostics v_forgotten = row_count;
+  -- Of what has no files any more, a writer can but repeat what came last.
+  delete from messages.lake_batch as b
+  where b.lake = forget_files.lake
+    and b.committed_at < clock_timestamp() - interval '7 days'
+    and b.id < (
+      select max(l.id) from messages.lake_batch as l
+      where l.lake = b.lake and l.dataset = b.dataset
+    )
+    and not exists (
+      select from messages.lake_file as f where f.batch = b.id or f.removed = b.id
+    );
+  return v_forgotten;
+end;
+$$;
+comment on function messages.forget_files(bigint, bigint[]) is
+  'Forget files that others have replaced, once they are deleted, and what is known of changes of '
+  'a week ago that have no files any more. Returns how many files were forgotten.';

@@ -15,6 +15,7 @@ begin
     messages.lake_files(bigint, text),
     messages.lake_batches(bigint, text, bigint),
     messages.lake_changes(bigint),
+    messages.lake_removed(bigint),
     messages.archive_parts(pg_snapshot, pg_snapshot, integer),
     messages.archive_hashes(date),
     messages.archive_days(),
@@ -26,6 +27,7 @@ begin
     messages.forget_lake(bigint),
     messages.hold_lake(bigint),
     messages.commit_lake(bigint, text, jsonb, text, bigint[], text),
+    messages.forget_files(bigint, bigint[]),
     messages.prune_day(bigint, date, bigint, numeric)
     to notifyq_admin;
 end;

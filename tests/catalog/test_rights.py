@@ -166,6 +166,7 @@ READ = [
     "select messages.lake_files(1)",
     "select messages.lake_batches(1)",
     "select messages.lake_changes(1)",
+    "select messages.lake_removed(1)",
     "select messages.archive_hashes('2026-01-01')",
     "select messages.archive_days()",
     "select messages.prune_obstacle(l.id, '2026-01-01') from messages.lake as l",
@@ -218,6 +219,7 @@ ADMIN = [
     "select messages.hold_lake(l.id), messages.commit_lake(l.id, 'archive', '[]') "
     "from messages.create_lake('/lake') as l",
     "select messages.prune_day(l.id, '2026-01-01', 0, 0) from messages.create_lake('/lake') as l",
+    "select messages.forget_files(1, '{}')",
     "select messages.forget_lake(1)",
 ]
 NOBODY = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from psycopg import Connection
+
+# It warns of transactions that a lost connection has ended, besides raising that.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 def connect(dsn: str, *, name: str = "notifyq spark") -> Connection[tuple[Any, ...]]:

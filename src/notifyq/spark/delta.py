@@ -29,8 +29,7 @@ def check(lake: Lake, dataset: str = ARCHIVE) -> None:
     if seen is not None and seen > lake.last_batch(dataset):
         raise LakeError(
             f"{lake.root} is ahead of its database, which was restored to an earlier moment: begin "
-            "a lake in another folder, or `notifyq spark repair` this one to what the database "
-            "knows"
+            "a lake in another folder, or set this one back with `notifyq spark tidy --repair`"
         )
 
 

@@ -84,9 +84,13 @@ class FileWriter:
         self._ranges = {name: _Range() for name in (id_column, time_column) if name in names}
         self._id, self._time = id_column, time_column
         self._sink = _Sink(self._root / self._path)
-        self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"), schema, compression="zstd", compression_level=1
-        )
+        try:
+            self._writer = pq.ParquetWriter(
+                pa.PythonFile(self._sink, mode="w"), schema, compression="zstd", compression_level=1
+            )
+        except BaseException:
+            self._sink.abandon()
+            raise
         self.rows = 0
 
     def write(self, batch: pa.RecordBatch | pa.Table) -> None:
@@ -170,8 +174,11 @@ class _Sink:
         view = memoryview(data)
         self._digest.update(view)
         written = 0
-        while written < len(view):
-            written += self._file.write(view[written:])
+        try:
+            while written < len(view):
+                written += self._file.write(view[written:])
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
         self.size += written
         return written
 

@@ -134,6 +134,10 @@ LAKE_FILES: Final = """
       last_at
     from messages.lake_files(%s, %s)
 """
+LAKE_REMOVED: Final = """
+    select id, path, removed_at < clock_timestamp() - %s from messages.lake_removed(%s)
+"""
+FORGET_FILES: Final = "select messages.forget_files(%s, %s)"
 LAKE_BATCHES: Final = "select max(id) from messages.lake_batches(%s, %s)"
 LAKE_CHANGES: Final = """
     select side, id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id,
@@ -178,7 +182,9 @@ ARCHIVE: Final[dict[str, LiteralString]] = {
     "key": "a.key",
     "dedup_key": "a.dedup_key",
     "created_at": "a.created_at",
-    "available_at": "a.available_at",
+    # Infinity is no instant of Arrow's, which takes years that others do not.
+    "available_at": "least(greatest(a.available_at, '0001-01-01 00:00+00'), "
+    "'9999-12-31 23:59:59.999999+00')",
     "locked_at": "a.locked_at",
     "archived_at": "a.archived_at",
     "lock_token": "a.lock_token",

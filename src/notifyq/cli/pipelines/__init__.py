@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from notifyq.cli.pipelines import anomalies, export, sample
+from notifyq.cli.pipelines import anomalies, export, sample, tidy
 
 spark = typer.Typer(name="spark", help="Move the archive to a lake and back.", no_args_is_help=True)
 spark.command("anomalies")(anomalies.anomalies)
 spark.command("export")(export.export_)
 spark.command("sample")(sample.sample)
+spark.command("tidy")(tidy.tidy)

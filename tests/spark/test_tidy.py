@@ -1,0 +1,93 @@
+"""Tidy: fewer files, the same rows, and nothing that a reader still needs goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from notifyq.cli import main as cli
+from notifyq.errors import LakeError
+from notifyq.spark.connection import connect
+from notifyq.spark.export import export
+from notifyq.spark.files import FileWriter
+from notifyq.spark.lake import ARCHIVE_SCHEMA, Lake
+from notifyq.spark.tidy import tidy
+from spark.archived import archive
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_small_files_are_put_together_and_go_a_day_later(database: str, tmp_path: Path) -> None:
+    folder = tmp_path / "lake"
+    with closing(connect(database)) as session:
+        for first in range(0, 50, 10):
+            archive(session, 10, first=first)
+            export(database, folder)
+        lake = Lake(database, folder)
+        reader = lake.dataset()
+        assert len(lake.files()) == 10
+        summary = tidy(database, folder)
+        assert (summary.replaced, summary.written, summary.deleted) == (10, 2, 0)
+        assert len(lake.files()) == 2
+        # Who had the list goes on with it.
+        for dataset in (reader, lake.dataset()):
+            assert sorted(dataset.to_table()["id"].to_pylist()) == list(range(1, 51))
+        mirror = pa.table(DeltaTable(folder / "archive").scan(columns=["id"]))
+        assert sorted(mirror["id"].to_pylist()) == list(range(1, 51))
+        assert tidy(database, folder).replaced == 0
+        session.execute("update messages.lake_file set removed_at = now() - interval '25 hours'")
+        assert tidy(database, folder).deleted == 10
+        assert len(list(folder.rglob("*.parquet"))) == 2
+        [[rows]] = session.execute("select count(*) from messages.lake_file").fetchall()
+        assert rows == 2
+    assert export(database, folder).rows == 0
+
+
+def test_files_of_no_batch_go_when_they_are_old(database: str, tmp_path: Path) -> None:
+    folder = tmp_path / "lake"
+    with closing(connect(database)) as session:
+        archive(session, 10)
+    export(database, folder)
+    paths = []
+    for _ in range(2):
+        with FileWriter(folder, "archive", ARCHIVE_SCHEMA) as file:
+            paths.append(folder / file.close().path)
+    old = time.time() - timedelta(hours=25).total_seconds()
+    os.utime(paths[0], (old, old))
+    for found in folder.rglob("queue=*/*.parquet"):
+        os.utime(found, (old, old))
+    assert tidy(database, folder).deleted == 1
+    assert [path.exists() for path in paths] == [False, True]
+    assert Lake(database, folder).dataset().count_rows() == 10
+
+
+def test_a_lake_is_set_back_to_what_its_database_knows(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "lake"
+    with closing(connect(database)) as session:
+        archive(session, 10)
+        export(database, folder)
+        [[place]] = session.execute("select place from messages.lake").fetchall()
+        archive(session, 10, first=10)
+        export(database, folder)
+        # As after a restore to the moment between the two.
+        session.execute(
+            "delete from messages.lake_batch where id = (select max(id) from messages.lake_batch)"
+        )
+        session.execute("update messages.lake set place = %s", (place,))
+    with pytest.raises(LakeError, match="tidy --repair"):
+        export(database, folder)
+    monkeypatch.setenv("NOTIFYQ_DSN", database)
+    assert cli._invoke(["spark", "tidy", "--lake", str(folder), "--repair"], debug=False) == 0
+    assert export(database, folder).rows == 10
+    mirror = pa.table(DeltaTable(folder / "archive").scan(columns=["id"]))
+    assert sorted(mirror["id"].to_pylist()) == list(range(1, 21))
