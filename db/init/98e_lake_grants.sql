@@ -30,5 +30,18 @@ begin
     messages.forget_files(bigint, bigint[]),
     messages.prune_day(bigint, date, bigint, numeric)
     to notifyq_admin;
+  grant execute on function
+    messages.error_fingerprint(text),
+    messages.rolled_up(bigint),
+    messages.rollup_range(bigint),
+    messages.rollup_summary(timestamptz, timestamptz, interval, text[], bigint),
+    messages.rollup_errors(timestamptz, timestamptz, text, integer, bigint),
+    messages.rollup_workers(timestamptz, timestamptz, text, integer, bigint)
+    to notifyq_reader, notifyq_admin;
+  grant execute on function
+    messages.roll_up(bigint, bigint, bigint),
+    messages.add_rollup(bigint, jsonb, jsonb, jsonb),
+    messages.forget_rollup(bigint)
+    to notifyq_admin;
 end;
 $$;

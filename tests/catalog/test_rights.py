@@ -163,6 +163,12 @@ READ = [
     "select messages.schedule_info()",
     "select messages.cron_next('@daily')",
     "select messages.lakes()",
+    "select messages.error_fingerprint('x')",
+    "select messages.rolled_up(1)",
+    "select messages.rollup_range()",
+    "select messages.rollup_summary()",
+    "select messages.rollup_errors()",
+    "select messages.rollup_workers()",
     "select messages.lake_files(1)",
     "select messages.lake_batches(1)",
     "select messages.lake_changes(1)",
@@ -221,6 +227,9 @@ ADMIN = [
     "select messages.prune_day(l.id, '2026-01-01', 0, 0) from messages.create_lake('/lake') as l",
     "select messages.forget_files(1, '{}')",
     "select messages.forget_lake(1)",
+    "select messages.roll_up(l.id, 0, 1), messages.add_rollup(l.id, '[]') "
+    "from messages.create_lake('/lake') as l",
+    "select messages.forget_rollup(1)",
 ]
 NOBODY = [
     # A broker is a session of its role; here another has taken it on.

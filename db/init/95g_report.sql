@@ -1,0 +1,157 @@
+-- Report: read roll-ups, by any dimensions, or the archive as if it were rolled up.
+--
+-- owns:    nothing
+-- writes:  nothing
+-- calls:   messages._invalid, messages._rollup_lake, messages._count_archive, messages._bin_span
+-- raises:  NQ003 invalid argument
+
+create or replace function messages._rollup_lake(lake bigint)
+  returns bigint
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_lakes bigint[];
+begin
+  if lake is not null then
+    return lake;
+  end if;
+  v_lakes := array(select p.lake from messages.rollup_progress as p order by p.lake);
+  if cardinality(v_lakes) > 1 then
+    perform messages._invalid(
+      format('there are roll-ups of the lakes %s', array_to_string(v_lakes, ', ')),
+      'say which, see messages.lakes()'
+    );
+  end if;
+  return coalesce(v_lakes[1], 0);
+end;
+$$;
+
+-- A value in the middle of the bin, at most 1 % off those in it.
+create or replace function messages._bin_span(bin integer, most_us bigint)
+  returns interval
+  language sql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select case
+    when bin is null then null
+    when bin = -349 then interval '0'
+    else make_interval(
+      secs => least(power(1.02::double precision, bin) / 1.01 * 1000, most_us) / 1000000
+    )
+  end;
+$$;
+
+create or replace function messages.rollup_summary(
+  since timestamptz default null,
+  until timestamptz default null,
+  step interval default null,
+  dimensions text[] default '{queue}',
+  lake bigint default null
+)
+  returns setof messages.rollup_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set jit = off
+as $$
+declare
+  v_lake bigint := messages._rollup_lake(lake);
+begin
+  if not coalesce(dimensions <@ '{queue,type,status}', false) then
+    perform messages._invalid('group by some of queue, type and status', 'an empty array: by none');
+  end if;
+  if step < interval '1 hour' or date_trunc('hour', step) <> step
+    or extract(month from step) <> 0 or extract(year from step) <> 0
+  then
+    perform messages._invalid('a step is whole hours or days', 'null: all as one');
+  end if;
+  return query
+  with rolled as materialized (
+    select r.* from messages.rollup as r
+    where r.lake = v_lake
+      and (since is null or r.bucket_at >= since)
+      and (until is null or r.bucket_at < until)
+    union all
+    select r.*
+    from messages._count_archive(
+      since, until, step, 'queue' = any (dimensions), 'type' = any (dimensions)
+    ) as r
+    where v_lake = 0
+  ), picked as materialized (
+    -- No nulls, which would join nothing.
+    select
+      case
+        when step is null then '-infinity'
+        else date_bin(step, r.bucket_at, '2000-01-03 00:00+00')
+      end as at,
+      case when 'queue' = any (dimensions) then r.queue else '' end as of_queue,
+      case when 'type' = any (dimensions) then r.type else '' end as of_type,
+      case when 'status' = any (dimensions) then r.status::text else '' end as of_status, r.*
+    from rolled as r
+  ), sums as (
+    select p.at, p.of_queue, p.of_type, p.of_status, sum(p.finished)::bigint as finished,
+      coalesce(sum(p.finished) filter (where p.status <> 'success'), 0)::bigint as dead,
+      sum(p.retried)::bigint as retried, sum(p.attempts)::bigint as attempts,
+      sum(p.wait_total_us) / nullif(sum(p.waited), 0) / 1000000 as wait_mean,
+      max(p.wait_max_us) as wait_max,
+      sum(p.run_total_us) / nullif(sum(p.ran), 0) / 1000000 as run_mean,
+      max(p.run_max_us) as run_max
+    from picked as p
+    group by p.at, p.of_queue, p.of_type, p.of_status
+  ), bins as (
+    select p.at, p.of_queue, p.of_type, p.of_status, h.kind, h.bin, sum(h.n) as n
+    from picked as p
+    cross join lateral (
+      select 'wait' as kind, w.bin, w.n from unnest(p.wait_bins, p.wait_counts) as w (bin, n)
+      union all
+      select 'run', x.bin, x.n from unnest(p.run_bins, p.run_counts) as x (bin, n)
+    ) as h
+    group by p.at, p.of_queue, p.of_type, p.of_status, h.kind, h.bin
+  ), ranked as (
+    select b.*, sum(b.n) over below as upto,
+      sum(b.n) over (partition by b.at, b.of_queue, b.of_type, b.of_status, b.kind) as total
+    from bins as b
+    window below as (
+      partition by b.at, b.of_queue, b.of_type, b.of_status, b.kind order by b.bin
+    )
+  ), quantiles as (
+    select k.at, k.of_queue, k.of_type, k.of_status, k.kind,
+      min(k.bin) filter (where k.upto >= 0.5 * k.total) as p50,
+      min(k.bin) filter (where k.upto >= 0.95 * k.total) as p95,
+      min(k.bin) filter (where k.upto >= 0.99 * k.total) as p99
+    from ranked as k
+    group by k.at, k.of_queue, k.of_type, k.of_status, k.kind
+  )
+  select nullif(s.at, '-infinity'), case when 'queue' = any (dimensions) then s.of_queue end,
+    case when 'type' = any (dimensions) then s.of_type end,
+    nullif(s.of_status, '')::messages.message_status, s.finished, s.dead, s.retried, s.attempts,
+    make_interval(secs => s.wait_mean::double precision), messages._bin_span(w.p50, s.wait_max),
+    messages._bin_span(w.p95, s.wait_max), messages._bin_span(w.p99, s.wait_max),
+    case when s.wait_mean is not null then make_interval(secs => s.wait_max / 1000000.0) end,
+    make_interval(secs => s.run_mean::double precision), messages._bin_span(x.p50, s.run_max),
+    messages._bin_span(x.p95, s.run_max), messages._bin_span(x.p99, s.run_max),
+    case when s.run_mean is not null then make_interval(secs => s.run_max / 1000000.0) end
+  from sums as s
+  left join quantiles as w
+    on (w.at, w.of_queue, w.of_type, w.of_status) = (s.at, s.of_queue, s.of_type, s.of_status)
+    and w.kind = 'wait'
+  left join quantiles as x
+    on (x.at, x.of_queue, x.of_type, x.of_status) = (s.at, s.of_queue, s.of_type, s.of_status)
+    and x.kind = 'run'
+  order by s.at, s.finished desc, s.of_queue, s.of_type, s.of_status;
+end;
+$$;
+comment on function messages.rollup_summary(
+  timestamptz, timestamptz, interval, text[], bigint
+) is
+  'Throughput, dead messages, retries, and percentiles of wait and run, of buckets that begin from '
+  'since on and before until, grouped by steps of whole hours or days in UTC (null: all of the '
+  'time as one) and by some of queue, type and status. Percentiles are at most 1 % off. lake: '
+  'number of the lake; null: the only one that is rolled up; 0, or where none is: the archive '
+  'itself, counted anew. Raises NQ003.';
