@@ -81,6 +81,7 @@ def _wanted(master: str | None, *, is_short: bool) -> dict[str, str]:
     return wanted | {
         # A task that fails is tried again here as well, as on a cluster.
         "spark.master": master or f"local[{os.cpu_count() or 1},4]",
+        "spark.python.daemon.module": "notifyq.spark.daemon",
         "spark.driver.extraJavaOptions": " ".join(_java(is_short=is_short)),
         # On one machine nobody else has to reach it.
         "spark.driver.host": "127.0.0.1",
