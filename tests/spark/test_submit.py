@@ -1,0 +1,41 @@
+"""Pipelines by the spark-submit that comes with PySpark."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from database import Connection
+
+
+def located() -> str:
+    command = [sys.executable, "-m", "notifyq.spark.submit"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.timeout(240)
+async def test_a_stream_is_carried_by_spark_submit(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    await connection.execute("select messages.create_stream('orders')")
+    await connection.execute("select messages.publish('orders', '1')")
+    command = [
+        *(str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"),
+        *("--conf", "spark.ui.enabled=false", "--driver-memory", "700m"),
+        *(located(), "stream", "orders", "--lake", str(tmp_path / "lake"), "--once", "--json"),
+    ]
+    variables = os.environ | {"NOTIFYQ_DSN": database, "PYSPARK_PYTHON": sys.executable}
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=False, env=variables
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert '{"batch":0,"events":1}' in done.stdout
+    assert database not in done.stdout + done.stderr
