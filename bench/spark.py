@@ -1,0 +1,216 @@
+"""The pipelines on Spark beside the ways there are without them: `python -m bench.spark`.
+
+Not part of `notifyq bench`: it wants the extra `spark`, Java 17, and a database that it may fill
+with a sample. Each way runs in a process of its own, once cold and then `--rounds` times; what is
+printed is rows in a second of the median, and the most memory that its processes held together.
+JDBC is measured where a driver is (Debian: libpostgresql-jdbc-java).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DRIVER = Path("/usr/share/java/postgresql.jar")
+_QUERY = """
+select id, queue, type, status::text as status, priority, attempts, created_at, available_at,
+  locked_at, archived_at, message::text as message, headers::text as headers, details
+from messages.message_archive
+"""
+_PARTS = 4
+
+
+def limit(dsn: str, folder: Path) -> None:
+    """ADBC, Arrow, Parquet, in one thread: what no pipeline is quicker than."""
+    import pyarrow.parquet as pq
+    from adbc_driver_postgresql import dbapi
+
+    with dbapi.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(_QUERY)
+        reader = cursor.fetch_record_batch()
+        with pq.ParquetWriter(folder / "limit.parquet", reader.schema, compression="zstd") as sink:
+            for batch in reader:
+                sink.write_batch(batch)
+
+
+def export_local(dsn: str, folder: Path) -> None:
+    """`notifyq spark export --engine local` into a lake of its own."""
+    from notifyq.spark.export import export
+
+    export(dsn, folder / "lake")
+
+
+def export_spark(dsn: str, folder: Path) -> None:
+    """`notifyq spark export --engine spark`, after the start of the session."""
+    from notifyq.spark.engine import SparkEngine
+    from notifyq.spark.export import export
+
+    export(dsn, folder / "lake", engine=SparkEngine(_session()))
+
+
+def jdbc_export(dsn: str, folder: Path) -> None:
+    """Spark's own reader by JDBC, written as Parquet."""
+    _jdbc(dsn).write.option("compression", "zstd").parquet(str(folder / "jdbc"))
+
+
+def jdbc_read(dsn: str, _: Path) -> None:
+    """Spark's own reader by JDBC, into nothing."""
+    _jdbc(dsn).write.format("noop").mode("overwrite").save()
+
+
+def source_read(dsn: str, _: Path) -> None:
+    """The data source `notifyq`, into nothing."""
+    source = _session().read.format("notifyq").option("dsn", dsn)
+    frame = source.option("partitions", str(_PARTS)).load()
+    frame.write.format("noop").mode("overwrite").save()
+
+
+WAYS: dict[str, Callable[[str, Path], None]] = {
+    "limit": limit,
+    "export-local": export_local,
+    "export-spark": export_spark,
+    "export-jdbc": jdbc_export,
+    "read-source": source_read,
+    "read-jdbc": jdbc_read,
+}
+
+
+def _session() -> Any:
+    from notifyq.spark.session import session
+
+    jar = {"spark.driver.extraClassPath": str(DRIVER)} if DRIVER.exists() else {}
+    return session("bench", master="local[2]", conf=jar)
+
+
+def _jdbc(dsn: str) -> Any:
+    if not DRIVER.exists():
+        raise SystemExit(f"no driver of JDBC in {DRIVER}")
+    parts = urlsplit(dsn)
+    options = {
+        "url": f"jdbc:postgresql://{parts.hostname}:{parts.port or 5432}{parts.path}",
+        "user": parts.username or "postgres",
+        "password": parts.password or "",
+        "dbtable": f"({_QUERY}) as a",
+        "fetchsize": "10000",
+        "partitionColumn": "id",
+        "lowerBound": "1",
+        "upperBound": str(_rows(dsn)),
+        "numPartitions": str(_PARTS),
+    }
+    return _session().read.format("jdbc").options(**options).load()
+
+
+def _rows(dsn: str) -> int:
+    import psycopg
+
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute("select count(*) from messages.message_archive").fetchone()
+    return int(row[0]) if row else 0
+
+
+def run(way: str, dsn: str, rounds: int) -> None:
+    """Run one way, and print how long each round took."""
+    if way not in {"limit", "export-local"}:
+        _session()
+    seconds = []
+    for _ in range(rounds + 1):
+        with tempfile.TemporaryDirectory(prefix="notifyq-bench-") as folder:
+            begun = time.monotonic()
+            WAYS[way](dsn, Path(folder))
+            seconds.append(time.monotonic() - begun)
+            if way.startswith("export-") and way != "export-jdbc":
+                _forget(dsn)
+    sys.stdout.write(json.dumps(seconds) + "\n")
+
+
+def _forget(dsn: str) -> None:
+    """The next export begins anew."""
+    import psycopg
+
+    with psycopg.connect(dsn) as connection:
+        connection.execute("select messages.forget_lake(l.id) from messages.lakes() as l")
+
+
+def _peak(process: subprocess.Popen[str], most: list[int]) -> None:
+    """Watch how much memory a process and all below it hold."""
+    while process.poll() is None:
+        most[0] = max(most[0], sum(_resident(pid) for pid in _below(process.pid)))
+        time.sleep(0.2)
+
+
+def _below(pid: int) -> list[int]:
+    found = [pid]
+    for folder in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [below for child in folder.read_text().split() for below in _below(int(child))]
+        except OSError:
+            continue
+    return found
+
+
+def _resident(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    """Fill the database if it is empty, run each way, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
+    parser.add_argument("--dsn", default=os.environ.get("NOTIFYQ_DSN"), help="else NOTIFYQ_DSN")
+    parser.add_argument("--messages", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--way", action="append", choices=WAYS, help="only this; repeatable")
+    parser.add_argument("--in-process", choices=WAYS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if not given.dsn:
+        parser.error("no database: give --dsn or set NOTIFYQ_DSN")
+    if given.in_process:
+        run(given.in_process, given.dsn, given.rounds)
+        return
+    if not _rows(given.dsn):
+        from notifyq.spark.sample import sample
+
+        made = sample(given.dsn, messages=given.messages)
+        sys.stdout.write(f"sample: {made.messages / made.seconds:.0f} rows/s\n")
+    rows = _rows(given.dsn)
+    for way in given.way or WAYS:
+        command = [sys.executable, "-m", "bench.spark", "--in-process", way]
+        command += ["--rounds", str(given.rounds)]
+        environment = os.environ | {"NOTIFYQ_DSN": given.dsn}
+        most = [0]
+        with subprocess.Popen(  # noqa: S603  this program
+            command, stdout=subprocess.PIPE, text=True, env=environment
+        ) as ran:
+            watcher = threading.Thread(target=_peak, args=(ran, most))
+            watcher.start()
+            told, _ = ran.communicate()
+            watcher.join()
+        if ran.returncode:
+            sys.stdout.write(f"{way:>14}  failed\n")
+            continue
+        cold, *warm = json.loads(told.splitlines()[-1])
+        rate = rows / median(warm or [cold])
+        sys.stdout.write(
+            f"{way:>14}  {rate:>9.0f} rows/s  (cold {rows / cold:.0f})  {most[0] / 2**20:.0f} MB\n"
+        )
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
