@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.anomaly; a queue for alerts, and a message in it for each
--- calls:   messages.create_queue, messages.publish
+-- calls:   messages.create_queue, messages.publish, messages.error_fingerprint
 -- raises:  NQ003 a metric that there is not; else as messages.publish()
 
 create or replace function messages.archive_hours(since timestamptz, until timestamptz)
@@ -27,9 +27,7 @@ as $$
     select f.bucket_at, f.queue, jsonb_object_agg(f.fingerprint, f.n) as errors
     from (
       select a.bucket_at, a.queue, count(*) as n,
-        left(regexp_replace(
-          coalesce(a.details, ''), '[0-9a-f]*[0-9][0-9a-f-]*', '<n>', 'g'
-        ), 200) as fingerprint
+        messages.error_fingerprint(a.details) as fingerprint
       from archived as a
       where a.status <> 'success'
       group by a.bucket_at, a.queue, 4
