@@ -155,6 +155,32 @@ COMMIT_LAKE: Final = """
     )
 """
 
+# Roll-ups.
+
+ROLLED_UP: Final = "select messages.rolled_up(%s) as batch"
+ROLLUP_BATCHES: Final = (
+    "select id, rows, removed from messages.lake_batches(%s, 'archive', after => %s)"
+)
+ROLLUP_FILES: Final = """
+    select f.path, f.queue, f.rows
+    from unnest(%s::bigint[]) as b (id)
+    cross join lateral messages.lake_changes(b.id) as c
+    cross join lateral unnest(c.added) as f
+"""
+ROLL_UP: Final = "select messages.roll_up(%s, after => %s, upto => %s)"
+ADD_ROLLUP: Final = "select messages.add_rollup(%s, %s::jsonb, %s::jsonb, %s::jsonb)"
+FORGET_ROLLUP: Final = "select messages.forget_rollup(%s)"
+ROLLUP_DAY: Final = """
+    select r.span, r.bucket_at, r.queue, r.type, r.status::text, r.finished, r.retried, r.attempts,
+      r.waited, r.wait_total_us, r.wait_max_us, r.wait_bins, r.wait_counts, r.ran, r.run_total_us,
+      r.run_max_us, r.run_bins, r.run_counts
+    from messages.rollup as r
+    where r.lake = %s
+      and r.bucket_at >= %s::date::timestamp at time zone 'UTC'
+      and r.bucket_at < (%s::date + 1)::timestamp at time zone 'UTC'
+    order by r.bucket_at, r.queue, r.type, r.status
+"""
+
 # Export.
 
 KEEP_PARTITIONS: Final = "lock table messages.message_archive in access share mode"

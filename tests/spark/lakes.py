@@ -1,0 +1,38 @@
+"""Lakes of tests, filled without an export, so that each test says what is in which batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.compute as pc
+
+from notifyq.spark.connection import connect, connect_arrow
+from notifyq.spark.files import FileWriter
+from notifyq.spark.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake
+from notifyq.spark.statements import ARCHIVE as COLUMNS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def grow(dsn: str, folder: Path, condition: str = "true") -> int:
+    """Add the rows of the archive that meet a condition to a lake, as one batch; return it."""
+    lake = Lake.create(dsn, folder)
+    wanted = ", ".join(f"{text} as {name}" for name, text in COLUMNS.items())
+    with connect_arrow(dsn) as session, session.cursor() as cursor:
+        cursor.execute(
+            f"select {wanted}, (a.archived_at at time zone 'UTC')::date as day "
+            f"from messages.message_archive as a where {condition}"
+        )
+        rows = cursor.fetch_arrow_table()
+    files: list[Any] = []
+    for day in pc.unique(rows["day"]).to_pylist():
+        of_day = rows.filter(pc.equal(rows["day"], day))
+        for queue in pc.unique(of_day["queue"]).to_pylist():
+            writer = FileWriter(lake.root, ARCHIVE, ARCHIVE_SCHEMA, day=day, queue=queue)
+            writer.write(of_day.filter(pc.equal(of_day["queue"], queue)))
+            files.append(writer.close())
+    with connect(dsn) as session:
+        batch = lake.commit(session, files)
+    assert batch is not None
+    return batch

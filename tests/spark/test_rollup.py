@@ -1,0 +1,215 @@
+"""Roll-ups of a lake: each message once, whatever ends a run, and the same on every engine."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from cli.programs import Notifyq
+from database import session
+from notifyq.database import Database
+from notifyq.errors import LakeError
+from notifyq.report import gather
+from notifyq.spark import rollup as module
+from notifyq.spark.engine import LocalEngine, SparkEngine
+from notifyq.spark.fingerprints import fingerprint
+from notifyq.spark.lake import Lake
+from notifyq.spark.rollup import ROLLUP, rollup
+from spark.lakes import grow
+from sql.test_rollup import FILL, FINGERPRINTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from database import Connection
+
+HALF = "a.id <= 3000"
+REST = "a.id > 3000"
+
+_ALPHABET = [
+    *"'\" \t\n/\\aF019-:.,_%~()[]{};ZxT", "<n>", "é", "0x", "http://", "..", "C:", "deadbeef1",
+    "2026-01-02 03:04:05.6+00", "123e4567-e89b-12d3-a456-426614174000", "\u0663", "\u00a0",
+    "\u2028",
+]  # fmt: skip
+
+
+@pytest.fixture
+async def filled(connection: Connection) -> Connection:
+    await connection.execute(FILL)
+    return connection
+
+
+async def counted(connection: Connection) -> list[Any]:
+    """Return all counts, without which lake they are of."""
+    tables = ("rollup", "rollup_error", "rollup_worker")
+    return [
+        row[0]
+        for table in tables
+        for row in await connection.fetch(
+            f"select to_jsonb(r) - 'lake' from messages.{table} as r order by 1"
+        )
+    ]
+
+
+async def expected(connection: Connection) -> list[Any]:
+    """Return what the roll-up of the whole archive has to be, as the server counts it."""
+    found = await connection.fetch(
+        "select to_jsonb(r) - 'lake' from messages._count_archive(null, null) as r order by 1"
+    )
+    return [row[0] for row in found]
+
+
+async def agrees(connection: Connection) -> bool:
+    rows = await connection.fetch(
+        "select to_jsonb(r) - 'lake' from messages.rollup as r order by 1"
+    )
+    return [row[0] for row in rows] == await expected(connection)
+
+
+async def test_a_fingerprint_is_that_of_the_server(connection: Connection) -> None:
+    chance = random.Random(7)
+    texts = [
+        *FINGERPRINTS,
+        *("".join(chance.choices(_ALPHABET, k=chance.randint(1, 40))) for _ in range(4000)),
+    ]
+    rows = await connection.fetch(
+        "select messages.error_fingerprint(t) from unnest($1::text[]) with ordinality as u (t, n) "
+        "order by n",
+        texts,
+    )
+    assert [row[0] for row in rows] == [fingerprint(text) for text in texts]
+
+
+async def test_it_counts_what_the_server_counts(
+    filled: Connection, database: str, tmp_path: Path
+) -> None:
+    grow(database, tmp_path / "lake")
+    heard: list[tuple[int, int]] = []
+    done = rollup(database, tmp_path / "lake", on_progress=lambda *it: heard.append(it))
+    assert (done.messages, done.batches, heard[-1]) == (6000, 1, (6000, 6000))
+    assert await agrees(filled)
+    errors = await filled.fetch("select fingerprint, errors from messages.rollup_errors()")
+    assert [tuple(row) for row in errors] == [("order <n> is unknown", 600)]
+    workers = await filled.fetch("select worker, finished from messages.rollup_workers()")
+    assert sum(row["finished"] for row in workers) == 6000
+
+
+async def test_what_comes_later_is_added_also_to_hours_that_are_counted(
+    filled: Connection, database: str, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    for condition, number in (("a.id % 2 = 0", 3000), ("a.id % 2 = 1", 3000), ("false", 0)):
+        grow(database, lake, condition)
+        assert rollup(database, lake).messages == number
+    assert rollup(database, lake).batches == 0
+    assert await agrees(filled)
+    assert rollup(database, lake, rebuild=True).messages == 6000
+    assert await agrees(filled)
+
+
+async def test_the_lake_has_the_same_counts(
+    filled: Connection, database: str, tmp_path: Path
+) -> None:
+    for condition in (HALF, REST):
+        grow(database, tmp_path / "lake", condition)
+        rollup(database, tmp_path / "lake")
+    table = Lake(database, tmp_path / "lake").dataset(ROLLUP).to_table()
+    names = ["bucket_at", "queue", "type", "status", "finished", "wait_bins", "run_counts"]
+    rows = await filled.fetch(
+        "select bucket_at, queue, type, status::text, finished, wait_bins, run_counts "
+        "from messages.rollup order by 1, 2, 3, 4"
+    )
+    table = table.sort_by([(name, "ascending") for name in names[:4]]).select(names)
+    assert [tuple(row.values()) for row in table.to_pylist()] == [tuple(row) for row in rows]
+    delta = DeltaTable(str(tmp_path / "lake" / ROLLUP))
+    assert sum(pa.table(delta.to_pyarrow_table())["finished"].to_pylist()) == 6000
+
+
+@pytest.mark.parametrize("place", ["_count", "_publish", "mirror"])
+async def test_a_run_that_ends_anywhere_is_done_again_once(
+    filled: Connection,
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    grow(database, tmp_path / "lake", HALF)
+    rollup(database, tmp_path / "lake")
+    before = await counted(filled)
+    grow(database, tmp_path / "lake", REST)
+
+    def end(*_: Any) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, place, end)
+        with pytest.raises(SystemExit):
+            rollup(database, tmp_path / "lake", engine=LocalEngine(1))
+    is_done = place == "mirror"
+    assert (await counted(filled) == before) is not is_done
+    assert rollup(database, tmp_path / "lake").messages == (0 if is_done else 3000)
+    assert await agrees(filled)
+    delta = DeltaTable(str(tmp_path / "lake" / ROLLUP))
+    assert sum(pa.table(delta.to_pyarrow_table())["finished"].to_pylist()) == 6000
+
+
+async def test_of_two_at_the_same_time_one_counts(
+    filled: Connection, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow(database, tmp_path / "lake")
+    commit = module._commit
+
+    def be_late(*arguments: Any) -> int | None:
+        monkeypatch.setattr(module, "_commit", commit)
+        assert rollup(database, tmp_path / "lake").messages == 6000
+        return commit(*arguments)
+
+    monkeypatch.setattr(module, "_commit", be_late)
+    late = rollup(database, tmp_path / "lake")
+    assert (late.is_behind, late.messages) == (True, 0)
+    assert await agrees(filled)
+
+
+@pytest.mark.usefixtures("filled")
+async def test_a_file_that_is_not_whole_is_told(database: str, tmp_path: Path) -> None:
+    grow(database, tmp_path / "lake")
+    [file, *_] = Lake(database, tmp_path / "lake").files()
+    path = tmp_path / "lake" / file.path
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(LakeError, match="cannot be read"):
+        rollup(database, tmp_path / "lake")
+    path.unlink()
+    with pytest.raises(LakeError, match="--rebuild"):
+        rollup(database, tmp_path / "lake")
+    async with session(database) as connection:
+        assert await counted(connection) == []
+
+
+@pytest.mark.timeout(120)  # each command imports what weighs a lot
+@pytest.mark.usefixtures("filled")
+async def test_the_command_says_what_it_did(database: str, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    grow(database, tmp_path / "lake")
+    with Notifyq(database) as notifyq:
+        assert notifyq("spark", "rollup", "--lake", lake).out.startswith("6000 messages of ")
+        wrong = notifyq("spark", "rollup", "--lake", str(tmp_path))
+        assert (wrong.code, "is no lake" in wrong.err) == (1, True)
+    async with Database(database) as opened:
+        report = await gather(opened)
+    assert report.lake > 0
+    assert report.total is not None
+    assert report.total.finished == 6000
+
+
+async def test_spark_counts_the_same(
+    spark: Any, filled: Connection, database: str, tmp_path: Path
+) -> None:
+    grow(database, tmp_path / "lake", HALF)
+    rollup(database, tmp_path / "lake")
+    grow(database, tmp_path / "lake", REST)
+    assert rollup(database, tmp_path / "lake", engine=SparkEngine(spark)).messages == 3000
+    assert await agrees(filled)
