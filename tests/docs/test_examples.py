@@ -160,6 +160,7 @@ def test_the_commands_of_the_reference_work(
             "chaos",
             "import",
             "relay",
+            "report",
             "spark",
         }
         # And this one wants the app of the examples.

@@ -24,6 +24,7 @@ from notifyq.cli import (
     publish,
     queues,
     relay,
+    report,
     schedules,
     schema,
     server,
@@ -64,6 +65,7 @@ app.add_typer(queues.queues)
 app.add_typer(stream.stream)
 app.add_typer(schedules.schedules)
 app.add_typer(pipelines.spark)
+app.command("report")(report.report)
 app.command("ls")(messages.ls)
 app.command("show")(messages.show)
 app.command("unblock")(messages.unblock)
