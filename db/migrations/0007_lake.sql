@@ -421,3 +421,174 @@ comment on type messages.rollup_report is
   'One group as messages.rollup_summary() reports it; what it was not grouped by is null.';
 comment on type messages.error_report is 'One fingerprint as messages.rollup_errors() reports it.';
 comment on type messages.worker_report is 'One worker as messages.rollup_workers() reports it.';
+
+-- Loads and replays.
+create table messages.load (
+  name text not null,
+  owner text not null,
+  created_at timestamptz not null default clock_timestamp(),
+  used_at timestamptz not null default clock_timestamp(),
+  committed_at timestamptz,
+  epoch bigint,
+  published bigint not null default 0,
+  merged bigint not null default 0,
+  constraint load_name_pk primary key (name),
+  constraint load_name_ck check (octet_length(name) between 1 and 200)
+);
+
+comment on table messages.load is
+  'Loads: each name is published once, however often it is tried; see messages.begin_load().';
+comment on column messages.load.name is 'Its name.';
+comment on column messages.load.created_at is 'When it was begun.';
+comment on column messages.load.owner is 'The role that has begun it; no other may go on with it.';
+comment on column messages.load.used_at is 'When anything was done for it last.';
+comment on column messages.load.committed_at is 'When it was published last; null: not yet.';
+comment on column messages.load.epoch is
+  'The last part that was published of a load that goes on; null for one that ends.';
+comment on column messages.load.published is 'Messages and events published.';
+comment on column messages.load.merged is
+  'Rows that were not, as a live message had their dedup_key.';
+
+create table messages.load_attempt (
+  id bigint not null,
+  load text not null,
+  begun_at timestamptz not null default clock_timestamp(),
+  constraint load_attempt_id_pk primary key (id)
+);
+create index load_attempt_load_idx on messages.load_attempt (load);
+
+comment on table messages.load_attempt is
+  'Attempts to stage rows, until their load is over; then the rows are removed.';
+comment on column messages.load_attempt.id is 'At random, so that nobody else can add rows to it.';
+comment on column messages.load_attempt.load is 'What it is for.';
+comment on column messages.load_attempt.begun_at is 'When it began.';
+
+-- Unlogged: what is staged is cheap to stage again, and commit_load() counts what is there.
+create unlogged table messages.load_row (
+  attempt bigint not null,
+  position bigint not null,
+  origin_id bigint,
+  available_at timestamptz,
+  delay double precision,
+  priority integer,
+  max_attempts integer,
+  queue text not null,
+  message text not null,
+  type text,
+  key text,
+  headers text,
+  dedup_key text,
+  constraint load_row_attempt_position_pk primary key (attempt, position)
+) with (
+  autovacuum_vacuum_scale_factor = 0.01,
+  autovacuum_vacuum_threshold = 10000,
+  autovacuum_vacuum_cost_delay = 0
+);
+-- It is read once, so to compress it is a waste.
+alter table messages.load_row alter column message set storage external;
+
+comment on table messages.load_row is
+  'Rows that are staged for a load, and those of attempts that are over until they are removed.';
+comment on column messages.load_row.attempt is 'The number that messages.begin_attempt() gave.';
+comment on column messages.load_row.position is 'Its place in the attempt.';
+comment on column messages.load_row.available_at is 'When it is due; null: see delay.';
+comment on column messages.load_row.origin_id is 'The archived message that it was; of replays.';
+comment on column messages.load_row.delay is 'Seconds from the publication on.';
+comment on column messages.load_row.queue is 'The queue, or the stream.';
+comment on column messages.load_row.message is 'The JSON, as text.';
+comment on column messages.load_row.headers is 'A JSON object, as text.';
+
+create table messages.replay (
+  id bigint generated always as identity,
+  name text not null,
+  owner text not null,
+  target text,
+  created_at timestamptz not null default clock_timestamp(),
+  used_at timestamptz not null default clock_timestamp(),
+  due_at timestamptz,
+  published bigint not null default 0,
+  is_closed boolean not null default false,
+  constraint replay_id_pk primary key (id),
+  constraint replay_name_uq unique (name),
+  constraint replay_name_ck check (octet_length(name) between 1 and 200)
+);
+
+comment on table messages.replay is
+  'Replays: each publishes an archived message once; see messages.begin_replay().';
+comment on column messages.replay.id is 'Its number.';
+comment on column messages.replay.name is 'Its name.';
+comment on column messages.replay.created_at is 'When it was begun.';
+comment on column messages.replay.owner is
+  'The role that has begun it; no other may go on with it.';
+comment on column messages.replay.target is
+  'The queue or stream that it publishes into; null: each message into the queue that it was of.';
+comment on column messages.replay.used_at is 'When it published last.';
+comment on column messages.replay.due_at is
+  'When the last message is due that it published under a rate.';
+comment on column messages.replay.published is 'Messages and events published.';
+comment on column messages.replay.is_closed is
+  'Whether it is forgotten which messages those were, so that it cannot go on.';
+
+create table messages.replayed (
+  replay bigint not null,
+  archive_id bigint not null,
+  constraint replayed_replay_archive_id_pk primary key (replay, archive_id),
+  constraint replayed_replay_fk foreign key (replay) references messages.replay (id)
+);
+
+comment on table messages.replayed is
+  'What a replay has published, until 30 days after it was used last.';
+comment on column messages.replayed.replay is 'Number of the replay.';
+comment on column messages.replayed.archive_id is 'The message, by its id in the archive.';
+
+do $$
+begin
+  if to_regtype('messages.load_report') is null then
+    create type messages.load_report as (
+      name text,
+      epoch bigint,
+      is_new boolean,
+      published bigint,
+      merged bigint,
+      committed_at timestamptz
+    );
+    comment on type messages.load_report is
+      'What became of a load. is_new: whether this call has published it, or is to.';
+  end if;
+  if to_regtype('messages.load_reject') is null then
+    create type messages.load_reject as (
+      attempt bigint,
+      "position" bigint,
+      queue text,
+      message text,
+      reason text
+    );
+    comment on type messages.load_reject is 'A staged row that cannot be published, and why.';
+  end if;
+  if to_regtype('messages.replay_report') is null then
+    create type messages.replay_report as (
+      published bigint,
+      known bigint,
+      total bigint,
+      due_at timestamptz,
+      last_at timestamptz,
+      last_id bigint
+    );
+    comment on type messages.replay_report is
+      'What a step of a replay has published, what it knew already, what the replay has published '
+      'in all, when the last is due, and where the next step begins.';
+  end if;
+  if to_regtype('messages.replay_count') is null then
+    create type messages.replay_count as (
+      queue text,
+      type text,
+      status messages.message_status,
+      day date,
+      messages bigint,
+      known bigint
+    );
+    comment on type messages.replay_count is
+      'How many messages a replay would publish, and how many of these it, or another, has.';
+  end if;
+end;
+$$;

@@ -38,6 +38,9 @@ NotifyqError
    ├─ LakeNotFoundError      NQ031
    ├─ LakeInUseError         NQ032
    ├─ LakeChangedError       NQ033
+   ├─ LoadNotFoundError      NQ035
+   ├─ StagedRowsLostError    NQ036
+   ├─ ReplayClosedError      NQ037
    ├─ OutdatedSchemaError    NQ901
    ├─ IncompleteInstallError NQ902
    ├─ RestoredDatabaseError  NQ903
@@ -270,6 +273,24 @@ class LakeChangedError(DatabaseError):
     """Another session has changed the lake meanwhile; nothing was written."""
 
     sqlstate = "NQ033"
+
+
+class LoadNotFoundError(DatabaseError):
+    """The load or the replay was not begun, or by another role."""
+
+    sqlstate = "NQ035"
+
+
+class StagedRowsLostError(DatabaseError):
+    """Rows that were staged for a load are not there any more: the server has crashed."""
+
+    sqlstate = "NQ036"
+
+
+class ReplayClosedError(DatabaseError):
+    """The replay of this name is over, or publishes into another target."""
+
+    sqlstate = "NQ037"
 
 
 class OutdatedSchemaError(DatabaseError):

@@ -31,6 +31,14 @@ PUBLISH = [
     ),
     "select messages.receive_many('s', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
     "select messages.relay_target()",
+    "insert into messages.load_row (attempt, position, queue, message) values (1, 1, 'q', '1')",
+    "select messages.check_targets('{default}')",
+    "select messages.begin_load('l')",
+    "select messages.begin_load('l'); select messages.begin_attempt('l')",
+    "select messages.begin_load('l'); select messages.commit_load('l', '{}', '{}')",
+    "select messages.begin_load('l'); select messages.drop_attempts('l', '{}')",
+    "select messages.begin_load('l'); select messages.load_rejects('l', '{}')",
+    "select messages.drop_load('l')",
     "select messages.enqueue('typed', 1::smallint)",
     "select messages.enqueue('typed', null::text)",
     "select messages.payload_schema('default')",
@@ -144,6 +152,11 @@ READ_TABLES = [
     "select * from messages.lake_file",
     "select * from messages.lake_prune",
     "select * from messages.anomaly",
+    "select * from messages.load",
+    "select * from messages.load_attempt",
+    "select * from messages.load_row",
+    "select * from messages.replay",
+    "select * from messages.replayed",
 ]
 READ = [
     "select messages.message_list()",
@@ -177,6 +190,7 @@ READ = [
     "select messages.archive_days()",
     "select messages.prune_obstacle(l.id, '2026-01-01') from messages.lake as l",
     "select messages.archive_parts('1:1:', pg_current_snapshot())",
+    "select messages.replay_counts('r')",
 ]
 INFO = [
     "select * from messages.subscriber_procedure",
@@ -230,6 +244,10 @@ ADMIN = [
     "select messages.roll_up(l.id, 0, 1), messages.add_rollup(l.id, '[]') "
     "from messages.create_lake('/lake') as l",
     "select messages.forget_rollup(1)",
+    "select messages.begin_replay('r')",
+    "select messages.begin_replay('r'); select messages.replay_archive('r')",
+    "select messages.begin_replay('r'); "
+    "select messages.replay_rows('r', messages.begin_attempt('replay r'), 0)",
 ]
 NOBODY = [
     # A broker is a session of its role; here another has taken it on.
@@ -264,6 +282,8 @@ NOBODY = [
     "select from messages.queue for key share",
     "select from messages.schema_version for share",
     "lock table messages.redrive in row share mode",
+    "update messages.load_row set queue = 'default'",
+    "update messages.load set owner = current_user",
     "lock table messages.message in row exclusive mode",
     "copy messages.message (id, message) from '/dev/null'",
     "alter table messages.message disable trigger bound",

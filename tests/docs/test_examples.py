@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from database import Connection
 
 # These need more packages: tests/spark runs them.
-APART = {"lake", "spark"}
+APART = {"lake", "load", "spark"}
 PYTHON = [page for page in PAGES if blocks(page, "python") and page.stem not in APART]
 SHELL = [page for page in PAGES if any(commands(page))]
 SQL = [page for page in PAGES if blocks(page, "sql")]

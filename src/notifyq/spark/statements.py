@@ -263,3 +263,30 @@ def under(snapshot: str, *, by_block: bool) -> list[str]:
         *(f"set local {name} = off" for name in off),
         "set local jit = off",
     ]
+
+
+# Loads and replays.
+
+CHECK_TARGETS: Final = "select messages.check_targets(%s)"
+BEGIN_LOAD: Final = "select * from messages.begin_load(%s, %s)"
+BEGIN_ATTEMPT: Final = "select messages.begin_attempt($1)"
+COMMIT_LOAD: Final = "select * from messages.commit_load(%s, %s, %s, %s)"
+DROP_ATTEMPTS: Final = "select messages.drop_attempts(%s, %s)"
+DROP_LOAD: Final = "select messages.drop_load(%s)"
+LOAD_REJECTS: Final = "select * from messages.load_rejects(%s, %s, %s)"
+BEGIN_REPLAY: Final = "select * from messages.begin_replay(%s, %s)"
+REPLAY_ROWS: Final = "select * from messages.replay_rows(%s, %s, %s, %s, %s)"
+REPLAY_ARCHIVE: Final = """
+select * from messages.replay_archive(
+  %(name)s, %(quantity)s, %(after_id)s, %(queue)s, %(statuses)s::messages.message_status[],
+  %(type)s, %(since)s, %(until)s, %(match)s::jsonb, %(rate)s, %(redrive)s
+)
+"""
+REPLAY_COUNTS: Final = """
+select * from messages.replay_counts(
+  %(name)s, %(queue)s, %(statuses)s::messages.message_status[], %(type)s, %(since)s, %(until)s,
+  %(match)s::jsonb, %(redrive)s
+)
+"""
+"""What is replayed from the archive, and how much that is."""
+IS_STREAM: Final = "select exists (select from messages.stream as s where s.name = %s)"

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import (
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+    )
     from pyspark.sql.types import StructType
 
 _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -46,3 +51,21 @@ class NotifyqSource(DataSource):
         from notifyq.spark.source.stream_reader import TableStreamReader
 
         return TableStreamReader(stream_options(self.options), schema)
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
+        """Give a writer that publishes the rows once for each name."""
+        from notifyq.spark.source.frames import shape
+        from notifyq.spark.source.writer import BatchWriter, write_options
+
+        return BatchWriter(
+            write_options(self.options, is_overwrite=overwrite), shape(schema, self.options)
+        )
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802
+        """Give a writer that publishes each batch of a query once."""
+        from notifyq.spark.source.frames import shape
+        from notifyq.spark.source.writer import StreamWriter, write_options
+
+        return StreamWriter(
+            write_options(self.options, is_overwrite=overwrite), shape(schema, self.options)
+        )

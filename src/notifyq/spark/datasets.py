@@ -1,0 +1,213 @@
+"""Files of rows - Parquet, CSV, JSON lines - in chunks that tasks read, none of them as a whole."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+from notifyq.errors import ConfigurationError
+from notifyq.spark import jsontext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Encode = Callable[[Sequence[str] | None], str]
+
+FORMATS = ("csv", "jsonl", "parquet")
+_ENDS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_BYTES = 32_000_000
+"""Of a file of JSON lines that one task reads."""
+_ROWS = 200_000
+"""Of a Parquet file that one task reads, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one task reads: bytes of JSON lines, row groups of Parquet, or all of a CSV file."""
+
+    path: str
+    kind: str
+    first: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row; `position` is its number in the file, of JSON lines the byte that it begins at.
+
+    `encode` writes some of its columns as a JSON object, or all of them.
+    """
+
+    position: int
+    values: dict[str, Any]
+    encode: Encode
+    is_sparse: bool = False
+    """Whether a column that is not there is null."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be read, and why."""
+
+    position: int
+    text: str
+    reason: str
+
+
+def chunks(files: Sequence[str | Path], kind: str | None = None) -> list[Chunk]:
+    """Split files into what tasks read; the kind of each is told by its name if it is not given."""
+    found: list[Chunk] = []
+    for file in files:
+        path = Path(file)
+        if not path.is_file():
+            raise ConfigurationError(f"{path} is no file that can be read")
+        found += _split(path, kind or _kind(path))
+    return found
+
+
+def read(chunk: Chunk) -> Iterator[Row | BadRow]:
+    """Give the rows of a chunk in their order."""
+    match chunk.kind:
+        case "parquet":
+            return _parquet(chunk)
+        case "csv":
+            return _csv(chunk)
+        case _:
+            return _json_lines(chunk)
+
+
+def _kind(path: Path) -> str:
+    name = path.with_suffix("") if path.suffix == ".gz" else path
+    try:
+        return _ENDS[name.suffix]
+    except KeyError:
+        raise ConfigurationError(
+            f"{path}: its name does not tell the format: give it, one of {', '.join(FORMATS)}"
+        ) from None
+
+
+def _split(path: Path, kind: str) -> Iterator[Chunk]:
+    if kind == "parquet":
+        try:
+            metadata = pq.read_metadata(path)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path} is no Parquet file: {error}") from None
+        first = rows = 0
+        for group in range(metadata.num_row_groups):
+            rows += metadata.row_group(group).num_rows
+            if rows >= _ROWS or group + 1 == metadata.num_row_groups:
+                yield Chunk(str(path), kind, first, group + 1)
+                first, rows = group + 1, 0
+    elif kind == "jsonl" and path.suffix != ".gz":
+        size = path.stat().st_size
+        for first in range(0, size, _BYTES):
+            yield Chunk(str(path), kind, first, min(first + _BYTES, size))
+    else:
+        # A quoted value may have line ends, and what is packed has no middle.
+        yield Chunk(str(path), kind)
+
+
+def _open(path: str) -> IO[bytes]:
+    if path.endswith(".gz"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    return open(path, "rb")  # noqa: PTH123 - closed by who calls
+
+
+def _json_lines(chunk: Chunk) -> Iterator[Row | BadRow]:
+    with closing(_open(chunk.path)) as file:
+        position = chunk.first
+        if position:
+            # The line that goes over the border is of the chunk before.
+            file.seek(position - 1)
+            position += len(file.readline()) - 1
+        for line in file:
+            if chunk.last and position >= chunk.last:
+                return
+            start, position = position, position + len(line)
+            if line.isspace():
+                continue
+            try:
+                text = line.decode("utf-8").strip()
+                values = json.loads(text, parse_constant=_refuse)
+                if not isinstance(values, dict):
+                    raise TypeError("a row is a JSON object")  # noqa: TRY301
+            except (ValueError, TypeError, RecursionError) as error:
+                yield BadRow(start, line.decode("utf-8", "replace").strip(), f"no JSON: {error}")
+                continue
+            yield Row(start, values, _JsonRow(values, text), is_sparse=True)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+class _JsonRow:
+    def __init__(self, values: dict[str, Any], text: str | None = None) -> None:
+        self._values = values
+        self._text = text
+
+    def __call__(self, names: Sequence[str] | None) -> str:
+        if names is None:
+            # As it is: no digit of a number is lost.
+            return self._text or json.dumps(self._values, ensure_ascii=False)
+        return json.dumps({name: self._values.get(name) for name in names}, ensure_ascii=False)
+
+
+def _csv(chunk: Chunk) -> Iterator[Row | BadRow]:
+    with closing(_open(chunk.path)) as file:
+        lines = (line.decode("utf-8-sig" if i == 0 else "utf-8") for i, line in enumerate(file))
+        reader = csv.reader(lines, strict=True)
+        names = next(reader, None)
+        if not names:
+            raise ConfigurationError(f"{chunk.path} is empty: its first line names the columns")
+        number = 0
+        while True:
+            number += 1
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except (csv.Error, UnicodeDecodeError) as error:
+                yield BadRow(number, "", f"no CSV: {error}")
+                continue
+            if not cells:
+                continue
+            if len(cells) != len(names):
+                yield BadRow(
+                    number, ",".join(cells), f"{len(cells)} values for {len(names)} columns"
+                )
+                continue
+            values = dict(zip(names, cells, strict=True))
+            yield Row(number, values, _JsonRow(values))
+
+
+def _parquet(chunk: Chunk) -> Iterator[Row | BadRow]:
+    with pq.ParquetFile(chunk.path) as file:
+        before = (file.metadata.row_group(group).num_rows for group in range(chunk.first))
+        number = sum(before)
+        groups = list(range(chunk.first, chunk.last))
+        for batch in file.iter_batches(10_000, row_groups=groups):
+            encoders = {field.name: jsontext.encoder(field.type) for field in batch.schema}
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(number, values, _ArrowRow(values, encoders))
+
+
+class _ArrowRow:
+    def __init__(self, values: dict[str, Any], encoders: dict[str, Callable[[Any], str]]) -> None:
+        self._values = values
+        self._encoders = encoders
+
+    def __call__(self, names: Sequence[str] | None) -> str:
+        members = (
+            f"{json.dumps(name)}:{self._encoders[name](self._values[name])}"
+            for name in (self._values if names is None else names)
+        )
+        return "{" + ",".join(members) + "}"

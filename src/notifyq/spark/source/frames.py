@@ -1,0 +1,126 @@
+"""Which columns a DataFrame may be published with, and how its batches become staged rows."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from notifyq.errors import ConfigurationError
+from notifyq.spark import jsontext
+from notifyq.spark.staging import COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_WRITABLE = (
+    "available_at", "dedup_key", "delay", "headers", "key", "max_attempts", "message", "priority",
+    "queue", "stream", "type",
+)  # fmt: skip
+_OPTIONS = ("dsn", "dsn_file", "load", "queue", "stream")
+_OF_SPARK = ("checkpointlocation", "queryname")
+"""Options of a stream that Spark hands on."""
+_NUMBERS = {"tinyint", "smallint", "int", "bigint"}
+_JSON = ("struct<", "map<", "array<", "variant")
+_TAKES = {
+    "queue": {"string"},
+    "stream": {"string"},
+    "type": {"string"},
+    "key": {"string"},
+    "dedup_key": {"string"},
+    "priority": _NUMBERS,
+    "max_attempts": _NUMBERS,
+    "delay": _NUMBERS | {"float", "double"},
+    "available_at": {"timestamp"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How rows of a DataFrame become messages."""
+
+    columns: tuple[str, ...]
+    variants: frozenset[str]
+    target: str | None = None
+
+    @property
+    def targets(self) -> list[str]:
+        """What all rows go into, where that is one."""
+        return [] if self.target is None else [self.target]
+
+    def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Give a batch as it is staged."""
+        given = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns: dict[str, Any] = {}
+        for name in self.columns:
+            column = given[name]
+            staged = "queue" if name == "stream" else name
+            if name in {"message", "headers"}:
+                column = self._json(name, column)
+            columns[staged] = column.cast(COLUMNS[staged])
+        if self.target is not None:
+            columns["queue"] = pa.repeat(pa.scalar(self.target, pa.string()), batch.num_rows)
+        for name in ("queue", "message"):
+            if columns[name].null_count:
+                raise ConfigurationError(
+                    f"column {name} has a null: leave such rows out, or publish the JSON null"
+                )
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _json(self, name: str, column: Any) -> Any:
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            return column
+        return jsontext.texts(column, is_variant=name in self.variants)
+
+
+def shape(schema: Any, options: Mapping[str, str]) -> Shape:
+    """Check a schema of Spark and the options of a write."""
+    for option in options:
+        if option.lower() not in (*_OPTIONS, *_OF_SPARK):
+            raise _unknown("write of the data source notifyq has no option", option, _OPTIONS)
+    kinds = {name: schema[name].dataType.simpleString() for name in schema.fieldNames()}
+    for name, kind in kinds.items():
+        if name not in _WRITABLE:
+            raise _unknown("a message has no column", name, _WRITABLE)
+        _check(name, kind)
+    named = [name for name in ("queue", "stream") if name in kinds or options.get(name)]
+    if len(named) != 1 or (named[0] in kinds and options.get(named[0])):
+        raise ConfigurationError(
+            "where to publish must be said once: by option queue or stream, or by a column of "
+            "one of these names"
+        )
+    if "message" not in kinds:
+        raise ConfigurationError(
+            "column message is missing: to publish whole rows, select "
+            "struct('*') as message, or to_json(struct('*')) as message"
+        )
+    if "delay" in kinds and "available_at" in kinds:
+        raise ConfigurationError("delay and available_at exclude each other: give one of them")
+    return Shape(
+        columns=tuple(kinds),
+        variants=frozenset(name for name, kind in kinds.items() if kind == "variant"),
+        target=options.get(named[0]) if named[0] not in kinds else None,
+    )
+
+
+def _check(name: str, kind: str) -> None:
+    if name == "message":
+        if kind != "string" and not kind.startswith(_JSON):
+            raise ConfigurationError(
+                f"column message is {kind}: give JSON as a string, a struct, a map, an array or a "
+                f"variant, as to_json() makes it"
+            )
+    elif name == "headers":
+        if kind != "string" and not kind.startswith(("struct<", "map<string,", "variant")):
+            raise ConfigurationError(f"column headers is {kind}: give a JSON object")
+    elif kind not in _TAKES[name] and kind != "void":
+        wanted = " or ".join(sorted(_TAKES[name]))
+        raise ConfigurationError(f"column {name} is {kind}, not {wanted}: convert it before")
+
+
+def _unknown(what: str, name: str, known: tuple[str, ...]) -> ConfigurationError:
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+    return ConfigurationError(f"{what} {name!r}{hint}")
