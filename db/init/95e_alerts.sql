@@ -23,7 +23,8 @@ as $$
     where a.archived_at >= since
       and a.archived_at < until
   ),
-  error as (
+  -- Once, and not for each hour anew.
+  error as materialized (
     select f.bucket_at, f.queue, jsonb_object_agg(f.fingerprint, f.n) as errors
     from (
       select a.bucket_at, a.queue, count(*) as n,
@@ -34,15 +35,17 @@ as $$
     ) as f
     group by f.bucket_at, f.queue
   )
-  select
-    a.bucket_at, a.queue, count(*), count(*) filter (where a.status <> 'success'),
-    percentile_cont(0.95) within group (order by a.waited::float8),
-    percentile_cont(0.95) within group (order by a.ran::float8),
-    coalesce((
-      select e.errors from error as e where e.bucket_at = a.bucket_at and e.queue = a.queue
-    ), '{}')
-  from archived as a
-  group by a.bucket_at, a.queue;
+  select h.bucket_at, h.queue, h.finished, h.dead, h.wait_p95, h.run_p95, coalesce(e.errors, '{}')
+  from (
+    select
+      a.bucket_at, a.queue, count(*) as finished,
+      count(*) filter (where a.status <> 'success') as dead,
+      percentile_cont(0.95) within group (order by a.waited::float8) as wait_p95,
+      percentile_cont(0.95) within group (order by a.ran::float8) as run_p95
+    from archived as a
+    group by a.bucket_at, a.queue
+  ) as h
+  left join error as e on e.bucket_at = h.bucket_at and e.queue = h.queue;
 $$;
 comment on function messages.archive_hours(timestamptz, timestamptz) is
   'Hours (in UTC) of the archive in a span of time, by queue: messages, dead ones, p95 of the time '
