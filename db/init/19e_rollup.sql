@@ -36,8 +36,8 @@ create index if not exists rollup_hour_idx on messages.rollup (bucket_at) where 
 
 comment on table messages.rollup is
   'Messages that a lake holds, counted by hour of archived_at in UTC, queue, type and status; '
-  'hours older than 35 days are folded into days. finished sums up to the messages that are '
-  'rolled up. Times are histograms whose counts may be added; read them with '
+  'each roll-up folds hours older than 35 days into days. finished sums up to the messages that '
+  'are rolled up. Times are histograms whose counts may be added; read them with '
   'messages.rollup_summary().';
 comment on column messages.rollup.lake is 'Number of the lake.';
 comment on column messages.rollup.span is 'Length of the bucket: hour or day.';

@@ -7,8 +7,73 @@
 -- writes:  messages.rollup, messages.rollup_error, messages.rollup_worker,
 --          messages.rollup_progress
 -- calls:   messages._lake, messages._invalid, messages._add_rollup, messages._add_rollup_errors,
---          messages._add_rollup_workers
+--          messages._add_rollup_workers, messages._fold_rollup
 -- raises:  NQ003 invalid argument, NQ031 unknown lake
+
+-- Bounded: some of the oldest hours with each run. The caller holds the progress of the lake.
+create or replace function messages._fold_rollup(lake bigint, most integer)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_limit timestamptz := date_trunc('day', clock_timestamp() - interval '35 days', 'UTC');
+  v_hour timestamptz;
+  v_folded integer := 0;
+  v_rollup messages.rollup[];
+  v_errors messages.rollup_error[];
+  v_workers messages.rollup_worker[];
+begin
+  -- One hour at a time: in it each key is there once, as one insert wants it.
+  for v_hour in
+    select distinct r.bucket_at
+    from messages.rollup as r
+    where r.lake = _fold_rollup.lake and r.span = 'hour' and r.bucket_at < v_limit
+    order by r.bucket_at
+    limit most
+  loop
+    with gone as (
+      delete from messages.rollup as r
+      where r.lake = _fold_rollup.lake and r.span = 'hour' and r.bucket_at = v_hour
+      returning r.*
+    )
+    select array_agg(g) into v_rollup from gone as g;
+    with gone as (
+      delete from messages.rollup_error as e
+      where e.lake = _fold_rollup.lake and e.span = 'hour' and e.bucket_at = v_hour
+      returning e.*
+    )
+    select coalesce(array_agg(g), '{}') into v_errors from gone as g;
+    with gone as (
+      delete from messages.rollup_worker as w
+      where w.lake = _fold_rollup.lake and w.span = 'hour' and w.bucket_at = v_hour
+      returning w.*
+    )
+    select coalesce(array_agg(g), '{}') into v_workers from gone as g;
+    perform messages._add_rollup(array(
+      select jsonb_populate_record(r, d.it) from unnest(v_rollup) as r
+      cross join (
+        select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
+      ) as d (it)
+    ));
+    perform messages._add_rollup_errors(array(
+      select jsonb_populate_record(e, d.it) from unnest(v_errors) as e
+      cross join (
+        select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
+      ) as d (it)
+    ));
+    perform messages._add_rollup_workers(array(
+      select jsonb_populate_record(w, d.it) from unnest(v_workers) as w
+      cross join (
+        select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
+      ) as d (it)
+    ));
+    v_folded := v_folded + 1;
+  end loop;
+  return v_folded;
+end;
+$$;
 
 create or replace function messages.roll_up(lake bigint, after bigint, upto bigint)
   returns boolean
@@ -36,6 +101,7 @@ begin
   update messages.rollup_progress as p
   set batch = roll_up.upto, rolled_at = clock_timestamp(), xid = pg_current_xact_id()
   where p.lake = v_lake.id;
+  perform messages._fold_rollup(v_lake.id, 200);
   return true;
 end;
 $$;

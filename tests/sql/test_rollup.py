@@ -14,7 +14,8 @@ from notifyq.errors import InvalidArgumentError, LakeNotFoundError
 if TYPE_CHECKING:
     from database import Connection
 
-HOUR = datetime(2026, 3, 1, 7, tzinfo=UTC)
+# Not so long ago that it would be folded.
+HOUR = datetime.now(UTC).replace(hour=7, minute=0, second=0, microsecond=0) - timedelta(days=3)
 
 # Waits from a microsecond to some hours and runs of their own, in three queues, over three days.
 FILL = """
@@ -34,7 +35,8 @@ from (
       as locked_at
   from generate_series(1, 6000) as i
   cross join lateral (
-    select timestamptz '2026-03-01 00:00+00' + interval '40 s' * i as created_at
+    select date_trunc('day', now(), 'UTC') - interval '4 days' + interval '40 s' * i
+      as created_at
   ) as c
 ) as f
 """
@@ -203,6 +205,35 @@ async def test_rare_errors_and_idle_workers_are_counted_under_one_name(
     assert (first["fingerprint"], first["errors"]) == ("e90", 180)
     last = await connection.fetch("select * from messages.rollup_workers(quantity => 100)")
     assert last[-1]["worker"] == "(others)"
+
+
+async def test_old_hours_become_days_and_nothing_is_lost(connection: Connection, lake: int) -> None:
+    old = datetime(2026, 3, 1, 7, tzinfo=UTC)
+    hours = [old - timedelta(hours=number) for number in range(10)]
+    error = {"queue": "q", "status": "failed", "fingerprint": "e", "errors": 2, "sample": "s",
+             "first_at": HOUR, "last_at": HOUR}  # fmt: skip
+    worker = {"queue": "q", "worker": "w", "finished": 3, "dead": 1, "run_total_us": 5}
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    rolled = [counted(4, {3: 1, 5: 3}, bucket_at=at) for at in (*hours, now)]
+    errors = [{**error, "bucket_at": at} for at in hours]
+    workers = [{**worker, "bucket_at": at} for at in hours]
+    assert await roll(connection, lake, 0, 3, rolled, errors, workers)
+    assert await roll(connection, lake, 3, 4, [])
+    found = await connection.fetch(
+        "select span, bucket_at, finished, wait_bins, wait_counts from messages.rollup order by 2"
+    )
+    day = old.replace(hour=0)
+    assert [tuple(row) for row in found] == [
+        ("day", day - timedelta(days=1), 8, [3, 5], [2, 6]),
+        ("day", day, 32, [3, 5], [8, 24]),
+        ("hour", now, 4, [3, 5], [1, 3]),
+    ]
+    [whole] = await connection.fetch("select * from messages.rollup_errors()")
+    assert whole["errors"] == 20
+    [busy] = await connection.fetch("select * from messages.rollup_workers()")
+    assert busy["finished"] == 30
+    for table in ("rollup_error", "rollup_worker"):
+        assert len(await rows(connection, table, "span = 'day'")) == 2
 
 
 async def test_a_lake_that_is_forgotten_takes_its_roll_up_along(
