@@ -12,13 +12,13 @@ import itertools
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from notifyq.spark import delta, statements
-from notifyq.spark.connection import connect, connect_arrow
+from notifyq.spark.connection import arrow_transaction, connect
 from notifyq.spark.engine import Engine, LocalEngine
 from notifyq.spark.failures import translated
 from notifyq.spark.files import FileWriter, WrittenFile
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from datetime import date
     from pathlib import Path
+
+T = TypeVar("T")
 
 _FEW = 50_000
 """Rows of a day that are looked up by their index; of more, whole blocks of its table are read."""
@@ -124,49 +126,58 @@ def _tasks(
     snapshot: str,
 ) -> Iterator[ExportTask]:
     """Share the parts out: large days are split, small ones put together, the largest go first."""
-
-    def task(queries: Sequence[tuple[date, str]], *, by_block: bool) -> ExportTask:
-        return ExportTask(
-            dsn=dsn, root=root, snapshot=snapshot, by_block=by_block, queries=tuple(queries)
-        )
-
     large = [(day, first, until) for day, rows, first, until in parts if rows is None]
     total = sum(until - first for _, first, until in large)
     share = min(max(-(-total // (2 * slots)), _LEAST_BLOCKS), _MOST_BLOCKS)
-    for day, first, until in sorted(large, key=lambda part: part[1] - part[2]):
-        pieces = -(-(until - first) // share)
-        edges = [first + (until - first) * piece // pieces for piece in range(pieces + 1)]
-        for blocks in itertools.pairwise(edges):
-            query = statements.archive_rows(_COLUMNS, low, high, day, blocks)
-            yield task([(day, query)], by_block=True)
-    together: list[tuple[date, str]] = []
+    pieces = [
+        (until - first, (day, statements.archive_rows(_COLUMNS, low, high, day, (first, until))))
+        for day, *blocks in sorted(large, key=lambda part: part[1] - part[2])
+        for first, until in _pieces(*blocks, share)
+    ]
+    few = [
+        (rows, (day, statements.archive_rows(_COLUMNS, low, high, day)))
+        for day, rows, _, _ in parts
+        if rows is not None
+    ]
+    for by_block, sized, most in ((True, pieces, share), (False, few, _FEW)):
+        for queries in _together(sized, most):
+            yield ExportTask(
+                dsn=dsn, root=root, snapshot=snapshot, by_block=by_block, queries=tuple(queries)
+            )
+
+
+def _pieces(first: int, until: int, share: int) -> Iterator[tuple[int, int]]:
+    number = -(-(until - first) // share)
+    edges = [first + (until - first) * piece // number for piece in range(number + 1)]
+    return itertools.pairwise(edges)
+
+
+def _together(sized: Sequence[tuple[int, T]], most: int) -> Iterator[list[T]]:
+    """Give groups whose sizes are `most` in sum, if not one alone is larger."""
+    group: list[T] = []
     gathered = 0
-    for day, rows, _, _ in parts:
-        if rows is None:
-            continue
-        together.append((day, statements.archive_rows(_COLUMNS, low, high, day)))
-        gathered += rows
-        if gathered >= _FEW:
-            yield task(together, by_block=False)
-            together, gathered = [], 0
-    if together:
-        yield task(together, by_block=False)
+    for size, item in sized:
+        if group and gathered + size > most:
+            yield group
+            group, gathered = [], 0
+        group.append(item)
+        gathered += size
+    if group:
+        yield group
 
 
 def write_task(task: ExportTask) -> list[WrittenFile]:
     """Read the rows of a task and write them into files of this attempt."""
     with (
         translated(),
-        closing(connect_arrow(task.dsn)) as session,
-        session.cursor() as cursor,
+        arrow_transaction(task.dsn, name="notifyq export") as run,
         _Files(task.root) as files,
     ):
         for statement in statements.under(task.snapshot, by_block=task.by_block):
-            cursor.execute(statement)
+            run(statement)
         for day, query in task.queries:
-            cursor.execute(query)
             gathered: list[pa.RecordBatch] = []
-            for batch in cursor.fetch_record_batch():
+            for batch in run(query):
                 gathered.append(pa.RecordBatch.from_arrays(batch.columns, schema=_READ_SCHEMA))
                 if sum(it.nbytes for it in gathered) >= _GATHERED:
                     files.write(day, gathered)

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 _LONGEST = 200
 """Characters of the name of a folder; file systems take 255, and a file's name may follow."""
+_BUFFER = 1024 * 1024
+_UNLIKE = {
+    *("id", "message", "dedup_key", "lock_token", "xid", "event_id"),
+    *("created_at", "available_at", "locked_at", "archived_at"),
+}
+"""Columns whose values rarely repeat: a dictionary of them would be made, and thrown away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +90,15 @@ class FileWriter:
         self._ranges = {name: _Range() for name in (id_column, time_column) if name in names}
         self._id, self._time = id_column, time_column
         self._sink = _Sink(self._root / self._path)
+        # Small writes are gathered: each is a call that waits for the interpreter's lock.
+        self._stream = pa.output_stream(pa.PythonFile(self._sink, mode="w"), buffer_size=_BUFFER)
         try:
             self._writer = pq.ParquetWriter(
-                pa.PythonFile(self._sink, mode="w"), schema, compression="zstd", compression_level=1
+                self._stream,
+                schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=[name for name in schema.names if name not in _UNLIKE],
             )
         except BaseException:
             self._sink.abandon()
@@ -108,6 +120,7 @@ class FileWriter:
     def close(self) -> WrittenFile:
         """Write what is left, to the disk, and tell of the file."""
         self._writer.close()
+        self._stream.close()
         self._sink.sync()
         _sync_folder((self._root / self._path).parent)
         ids = self._ranges.get(self._id or "", _Range())
