@@ -16,6 +16,7 @@ from notifyq.errors import (
     LakeError,
     LakeInUseError,
 )
+from notifyq.spark import statements
 from notifyq.spark.connection import connect
 from notifyq.spark.engine import LocalEngine
 from notifyq.spark.export import export, write_task
@@ -119,8 +120,10 @@ def test_a_large_day_is_split_by_blocks_and_read_by_nothing_else(
     assert export(database, folder, engine=seen).rows == 900
     assert ids(database, folder) == list(range(1, 10201))
     [[_, query]] = seen.tasks[0].queries
-    session.execute("set enable_indexscan = off; set enable_bitmapscan = off")
-    plan = "\n".join(row[0] for row in session.execute(f"explain {query}"))
+    with session.transaction():
+        for statement in statements.under("", by_block=True)[2:]:
+            session.execute(statement)
+        plan = "\n".join(row[0] for row in session.execute(f"explain {query}"))
     assert "Tid Range Scan on message_archive_20260301" in plan, plan
 
 

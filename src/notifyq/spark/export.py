@@ -131,8 +131,8 @@ def _tasks(
     share = min(max(-(-total // (2 * slots)), _LEAST_BLOCKS), _MOST_BLOCKS)
     pieces = [
         (until - first, (day, statements.archive_rows(_COLUMNS, low, high, day, (first, until))))
-        for day, *blocks in sorted(large, key=lambda part: part[1] - part[2])
-        for first, until in _pieces(*blocks, share)
+        for day, begin, end in sorted(large, key=lambda part: part[1] - part[2])
+        for first, until in _pieces(begin, end, share)
     ]
     few = [
         (rows, (day, statements.archive_rows(_COLUMNS, low, high, day)))

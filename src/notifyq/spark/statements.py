@@ -256,12 +256,14 @@ def under(snapshot: str, *, by_block: bool) -> list[str]:
     Which way to the rows is best is known: the planner knows nothing of a table that was never
     analysed, and would read an index of millions of rows, or a table for the few at its end.
     """
-    off = ("enable_indexscan", "enable_bitmapscan") if by_block else ("enable_seqscan",)
+    off = ["enable_seqscan", *(("enable_indexscan", "enable_bitmapscan") if by_block else ())]
     return [
         "set transaction isolation level repeatable read, read only",
         sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot)).as_string(None),
         *(f"set local {name} = off" for name in off),
         "set local jit = off",
+        # Each part would start processes that read the whole table for its blocks.
+        "set local max_parallel_workers_per_gather = 0",
     ]
 
 
