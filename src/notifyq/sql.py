@@ -281,6 +281,7 @@ select count(pg_advisory_unlock(hashtextextended(u.name, 7305427006)))
 from unnest($1::text[]) as u (name)
 """
 PAYLOAD_SCHEMA = "select messages.payload_schema(queue => $1)"
+LAKES = "select l.*, clock_timestamp() - l.exported_at as idle from messages.lakes() as l"
 
 NEW_EVENT = "new_event"
 NEW_MESSAGE = "new_message"

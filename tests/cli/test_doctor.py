@@ -138,6 +138,23 @@ async def test_a_database_of_another_server(database: str, connection: Connectio
     assert (finding.level, finding.advice) == (Level.WARN, "run `notifyq migrate --adopt`")
 
 
+async def test_lakes_that_are_not_exported_into(database: str, connection: Connection) -> None:
+    assert (await findings(database))["lakes"].found == "0 lakes"
+    await connection.execute("select messages.create_lake('/lake')")
+    assert (await findings(database))["lakes"].level is Level.OK
+    await connection.execute("update messages.lake set exported_at = now() - interval '3 days'")
+    finding = (await findings(database))["lakes"]
+    assert (finding.level, finding.found) == (
+        Level.WARN,
+        "nothing was exported into /lake for 3 d",
+    )
+    assert "messages.forget_lake(1)" in finding.advice
+    await connection.execute("update messages.lake set place = '1:1:1/1:1:'")
+    finding = (await findings(database))["lakes"]
+    assert finding.level is Level.FAIL
+    assert finding.found.startswith("nothing can be exported into /lake: ")
+
+
 async def test_subscribers_that_are_stuck_and_forwards_that_fail(
     database: str, connection: Connection
 ) -> None:
@@ -306,6 +323,7 @@ async def test_who_may_not_look_is_told_which_right_that_needs(
         "subscribers",
         "segments",
         "forwards",
+        "lakes",
         "idle",
         "long",
     }

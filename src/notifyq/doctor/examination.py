@@ -8,7 +8,7 @@ import asyncpg
 
 from notifyq.backoff import is_lost, is_misfit
 from notifyq.database import connect, explained, explaining
-from notifyq.doctor import access, activity, install, server, streams
+from notifyq.doctor import access, activity, install, lakes, server, streams
 from notifyq.doctor.finding import Look, fail, skipped
 from notifyq.errors import AccessDeniedError
 
@@ -24,6 +24,7 @@ CHECKS: dict[str, Check] = {
     **access.CHECKS,
     **install.CHECKS,
     **streams.CHECKS,
+    **lakes.CHECKS,
     **activity.CHECKS,
 }
 """Every check by the name that its line begins with."""
@@ -41,6 +42,7 @@ _RIGHTS = {
     "subscribers": "notifyq_reader or notifyq_admin",
     "segments": _LOOKING_ROLE,
     "forwards": _LOOKING_ROLE,
+    "lakes": "notifyq_reader or notifyq_admin",
     "cron": "usage of schema cron",
 }
 
