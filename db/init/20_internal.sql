@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive (_archive)
 -- calls:   messages._archive_volatile
--- raises:  NQ001 queue not found, NQ003 invalid argument
+-- raises:  NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
 
 create or replace function messages._queue(name text)
   returns messages.queue
@@ -40,6 +40,21 @@ begin
     raise exception using errcode = 'NQ003', message = _invalid.message;
   end if;
   raise exception using errcode = 'NQ003', message = _invalid.message, hint = _invalid.hint;
+end;
+$$;
+
+-- For whoever waited in vain for a lock that transactions hold which do what.
+create or replace function messages._busy(what text)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  raise exception using
+    errcode = 'NQ009',
+    message = format('transactions that %s stay open', what),
+    hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
 end;
 $$;
 

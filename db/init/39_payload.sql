@@ -6,7 +6,7 @@
 -- owns:    triggers payload of messages.message and message_volatile, while a queue needs them
 -- writes:  nothing
 -- calls:   messages._invalid, messages._check_schema, messages._schema_error,
---          messages._check_type
+--          messages._check_type, messages._busy
 -- raises:  NQ003 invalid argument, NQ030 payload against the schema, 42804 value of another type,
 --          NQ009 open transactions
 
@@ -173,10 +173,7 @@ begin
   );
 exception
   when lock_not_available then
-    raise exception using
-      errcode = 'NQ009',
-      message = 'transactions that publish or claim stay open',
-      hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
+    perform messages._busy('publish or claim');
 end;
 $$;
 

@@ -8,7 +8,7 @@
 -- owns:    trigger capacity of messages.message, which is there while a queue has a capacity
 -- writes:  messages.flow (row locks), messages.flow_room, messages.message,
 --          messages.message_archive
--- calls:   messages._archive
+-- calls:   messages._archive, messages._busy
 -- raises:  NQ009 open transactions, NQ010 queue full
 
 -- What waits or is scheduled in a queue and what is locked, the former each up to most. Volatile:
@@ -204,10 +204,7 @@ begin
   );
 exception
   when lock_not_available then
-    raise exception using
-      errcode = 'NQ009',
-      message = 'transactions that publish or claim stay open',
-      hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
+    perform messages._busy('publish or claim');
 end;
 $$;
 

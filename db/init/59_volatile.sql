@@ -8,8 +8,9 @@
 -- owns:    trigger across of messages.message, there while a queue is volatile; admit, bound,
 --          capacity, published and schedule of messages.message_volatile
 -- writes:  messages.message_volatile, messages.message_archive, messages.volatile_count
--- calls:   messages._arm_names, messages._arm_trim, messages._ring_freed; the triggers call
---          messages._admit, messages._bound, messages._schedule, messages._published
+-- calls:   messages._arm_names, messages._arm_trim, messages._ring_freed, messages._busy; the
+--          triggers call messages._admit, messages._bound, messages._schedule,
+--          messages._published
 -- raises:  NQ005 queue not empty, NQ009 open transactions
 
 create or replace function messages._divert()
@@ -163,10 +164,7 @@ begin
   end if;
 exception
   when lock_not_available then
-    raise exception using
-      errcode = 'NQ009',
-      message = 'transactions that publish or claim stay open',
-      hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
+    perform messages._busy('publish or claim');
 end;
 $$;
 

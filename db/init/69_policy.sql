@@ -5,7 +5,7 @@
 --          messages.queue (table lock)
 -- calls:   messages._check_attempts, messages._check_positive, messages._invalid,
 --          messages._arm_capacity, messages._arm_volatile, messages._arm_payload,
---          messages._check_payload_policy, messages._ring_again
+--          messages._check_payload_policy, messages._ring_again, messages._busy
 -- raises:  NQ003 invalid argument, NQ009 open transactions
 
 -- A name of a queue, a stream or a subscriber.
@@ -87,10 +87,7 @@ begin
   where s.queue = _await_claims.queue;
 exception
   when lock_not_available then
-    raise exception using
-      errcode = 'NQ009',
-      message = 'transactions that publish or claim stay open',
-      hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
+    perform messages._busy('publish or claim');
 end;
 $$;
 

@@ -2,7 +2,7 @@
 --
 -- owns:    trigger admit of messages.message
 -- writes:  messages.queue_grant
--- calls:   messages._queue, messages._invalid; the trigger calls messages._admit
+-- calls:   messages._queue, messages._invalid, messages._busy; the trigger calls messages._admit
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
 
 do $$
@@ -48,10 +48,7 @@ begin
   end if;
 exception
   when lock_not_available then
-    raise exception using
-      errcode = 'NQ009',
-      message = 'transactions that publish or claim stay open',
-      hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
+    perform messages._busy('publish or claim');
 end;
 $$;
 

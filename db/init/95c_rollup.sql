@@ -110,7 +110,7 @@ begin
         r.run_bins, r.run_counts, excluded.run_bins, excluded.run_counts
       ) as m
     );
-  select coalesce(sum(n.finished), 0) into v_finished from unnest(rows) as n;
+  select coalesce(sum(n.finished), 0)::bigint into v_finished from unnest(rows) as n;
   return v_finished;
 end;
 $$;

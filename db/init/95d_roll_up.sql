@@ -38,19 +38,21 @@ begin
       where r.lake = _fold_rollup.lake and r.span = 'hour' and r.bucket_at = v_hour
       returning r.*
     )
-    select array_agg(g) into v_rollup from gone as g;
+    select array_agg(row(g.*)::messages.rollup) into v_rollup from gone as g;
     with gone as (
       delete from messages.rollup_error as e
       where e.lake = _fold_rollup.lake and e.span = 'hour' and e.bucket_at = v_hour
       returning e.*
     )
-    select coalesce(array_agg(g), '{}') into v_errors from gone as g;
+    select coalesce(array_agg(row(g.*)::messages.rollup_error), '{}') into v_errors from gone as g;
     with gone as (
       delete from messages.rollup_worker as w
       where w.lake = _fold_rollup.lake and w.span = 'hour' and w.bucket_at = v_hour
       returning w.*
     )
-    select coalesce(array_agg(g), '{}') into v_workers from gone as g;
+    select coalesce(array_agg(row(g.*)::messages.rollup_worker), '{}')
+    into v_workers
+    from gone as g;
     perform messages._add_rollup(array(
       select jsonb_populate_record(r, d.it) from unnest(v_rollup) as r
       cross join (
