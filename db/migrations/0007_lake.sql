@@ -183,11 +183,26 @@ comment on column messages.event_retry.part is
 
 -- Flow: the search from key to key gives the first message of each, too. And how many of one key
 -- run at most is not counted by every claim.
-drop function if exists messages._waiting_keys(text, text, text, integer);
-drop function if exists messages._keys_allow(messages.queue, bigint[], bigint[]);
-drop function if exists
-  messages._count_running(messages.queue, integer, messages.flow_state, bigint[]);
-drop function if exists messages._charge(messages.queue, bigint[], messages.flow_state);
+-- Coming from version 1, they were never made.
+do $$
+declare
+  v_function regprocedure;
+begin
+  for v_function in
+    select to_regprocedure('messages.' || f.signature)
+    from (
+      values
+        ('_waiting_keys(text, text, text, integer)'),
+        ('_keys_allow(messages.queue, bigint[], bigint[])'),
+        ('_count_running(messages.queue, integer, messages.flow_state, bigint[])'),
+        ('_charge(messages.queue, bigint[], messages.flow_state)')
+    ) as f (signature)
+    where to_regprocedure('messages.' || f.signature) is not null
+  loop
+    execute format('drop function %s', v_function);
+  end loop;
+end;
+$$;
 alter table messages.flow_state add column most integer not null default 1000000000;
 comment on column messages.flow_state.most is
   'No key has more of running than this; a large number: that is not known.';

@@ -198,12 +198,13 @@ async def _lines(*, follow: bool) -> AsyncIterator[list[bytes]]:
     begun = bytearray()
     is_over = False
     while not is_over:
-        # A Ctrl-C during the lines before has its effect here, and so has one that a library has
-        # swallowed, as a driver may while it connects.
+        # A Ctrl-C during the lines before has its effect here.
         await asyncio.sleep(0)
-        if (task := asyncio.current_task()) is not None and task.cancelling():
-            raise asyncio.CancelledError
         with _interruptible():
+            # One that a library has swallowed, as a driver may while it connects, or that came just
+            # now: nobody would hear of it while the read goes on.
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError
             read = os.read(stdin.fileno(), _BATCH) if follow else stdin.read(_BATCH)
         # The end of the input; in a terminal another read would wait for another Ctrl-D.
         is_over = not read if follow else len(read) < _BATCH
