@@ -9,6 +9,7 @@ JDBC is measured where a driver is (Debian: libpostgresql-jdbc-java).
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import subprocess
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DRIVER = Path("/usr/share/java/postgresql.jar")
+PUBLISHED = 500_000
+_TARGET = "messages.message (queue, message)"
 _QUERY = """
 select id, queue, type, status::text as status, priority, attempts, created_at, available_at,
   locked_at, archived_at, message::text as message, headers::text as headers, details
@@ -78,14 +81,75 @@ def source_read(dsn: str, _: Path) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-WAYS: dict[str, Callable[[str, Path], None]] = {
+def publish_copy(dsn: str, folder: Path) -> float:
+    """COPY by psql into the table of messages."""
+    file = folder / "rows.csv"
+    with file.open("w", encoding="utf-8") as sink:
+        csv.writer(sink).writerows(("bench", message) for message in _payloads())
+    return _published(
+        dsn,
+        lambda: subprocess.run(  # noqa: S603
+            ["psql", "-q", "-d", dsn, "-c", f"\\copy {_TARGET} from '{file}' with (format csv)"],  # noqa: S607
+            check=True,
+        ),
+    )
+
+
+def publish_write(dsn: str, folder: Path) -> float:
+    """`df.write.format("notifyq")`, the rows from a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = folder / "rows.parquet"
+    pq.write_table(pa.table({"message": pa.array(_payloads())}), file, row_group_size=50_000)
+    writer = _session().read.parquet(file.as_uri()).write.format("notifyq").mode("append")
+    options = {"dsn": dsn, "load": f"bench {time.time_ns()}", "queue": "bench"}
+    return _published(dsn, writer.options(**options).save)
+
+
+def rollup(dsn: str, folder: Path) -> float:
+    """`notifyq spark rollup --engine spark` of a lake that has everything."""
+    from notifyq.spark.engine import SparkEngine
+    from notifyq.spark.rollup import rollup
+
+    export_local(dsn, folder)
+    return rollup(dsn, folder / "lake", engine=SparkEngine(_session())).seconds
+
+
+def _payloads() -> list[str]:
+    padding = "x" * 140
+    return [f'{{"order": {number}, "note": "{padding}"}}' for number in range(PUBLISHED)]
+
+
+def _published(dsn: str, publish: Callable[[], Any]) -> float:
+    """How long it takes; the queue is empty before, and again after it."""
+    import psycopg
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("select messages.create_queue('bench')")
+        connection.execute("truncate messages.message")
+        begun = time.monotonic()
+        publish()
+        seconds = time.monotonic() - begun
+        row = connection.execute("select count(*) from messages.message").fetchone()
+        connection.execute("truncate messages.message")
+    if row != (PUBLISHED,):
+        raise SystemExit(f"published were {row}")
+    return seconds
+
+
+WAYS: dict[str, Callable[[str, Path], float | None]] = {
     "limit": limit,
     "export-local": export_local,
     "export-spark": export_spark,
     "export-jdbc": jdbc_export,
     "read-source": source_read,
     "read-jdbc": jdbc_read,
+    "publish-copy": publish_copy,
+    "publish-write": publish_write,
+    "rollup": rollup,
 }
+"""Each returns the seconds that count, if not all of its own do."""
 
 
 def _session() -> Any:
@@ -123,16 +187,15 @@ def _rows(dsn: str) -> int:
 
 def run(way: str, dsn: str, rounds: int) -> None:
     """Run one way, and print how long each round took."""
-    if way not in {"limit", "export-local"}:
+    if way not in {"limit", "export-local", "publish-copy"}:
         _session()
     seconds = []
     for _ in range(rounds + 1):
         with tempfile.TemporaryDirectory(prefix="notifyq-bench-") as folder:
             begun = time.monotonic()
-            WAYS[way](dsn, Path(folder))
-            seconds.append(time.monotonic() - begun)
-            if way.startswith("export-") and way != "export-jdbc":
-                _forget(dsn)
+            counted = WAYS[way](dsn, Path(folder))
+            seconds.append(counted or time.monotonic() - begun)
+            _forget(dsn)
     sys.stdout.write(json.dumps(seconds) + "\n")
 
 
@@ -141,7 +204,10 @@ def _forget(dsn: str) -> None:
     import psycopg
 
     with psycopg.connect(dsn) as connection:
-        connection.execute("select messages.forget_lake(l.id) from messages.lakes() as l")
+        connection.execute(
+            "select messages.forget_rollup(l.id), messages.forget_lake(l.id) "
+            "from messages.lakes() as l"
+        )
 
 
 def _peak(process: subprocess.Popen[str], most: list[int]) -> None:
@@ -205,9 +271,11 @@ def main() -> None:
             sys.stdout.write(f"{way:>14}  failed\n")
             continue
         cold, *warm = json.loads(told.splitlines()[-1])
-        rate = rows / median(warm or [cold])
+        done = PUBLISHED if way.startswith("publish-") else rows
+        taken = median(warm or [cold])
         sys.stdout.write(
-            f"{way:>14}  {rate:>9.0f} rows/s  (cold {rows / cold:.0f})  {most[0] / 2**20:.0f} MB\n"
+            f"{way:>14}  {done / taken:>9.0f} rows/s  {taken:>6.1f} s  (cold {cold:.1f} s)  "
+            f"{most[0] / 2**20:.0f} MB\n"
         )
         sys.stdout.flush()
 
