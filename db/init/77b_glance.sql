@@ -4,8 +4,8 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._check_position, messages._is_open, messages._ahead, messages._moment,
---          messages._passed, messages._look_ahead
+-- calls:   messages._last_batch, messages._check_position, messages._is_open, messages._ahead,
+--          messages._moment, messages._passed, messages._look_ahead
 -- raises:  NQ903 not adopted
 
 -- Whether a member has a batch open, or may take one over.
@@ -49,11 +49,7 @@ declare
   v_last messages.batch;
   v_seen pg_snapshot;
 begin
-  select b.* into v_last
-  from messages.batch as b
-  where b.subscription = _has_nothing.subscription
-  order by b.previous desc
-  limit 1;
+  v_last := messages._last_batch(_has_nothing.subscription);
   perform messages._check_position(v_last.upto);
   if (
       case when member is null then messages._is_open(v_last)

@@ -5,7 +5,7 @@
 -- calls:   messages._subscription, messages._check_quantity, messages._check_positive,
 --          messages._check_position, messages._is_open, messages._next_events,
 --          messages._add_batch, messages._ring_stream, messages._stream, messages._stream_key,
---          messages._fresh_low, messages._has_nothing
+--          messages._fresh_low, messages._has_nothing, messages._last_batch
 -- raises:  NQ003 invalid argument, NQ020 stream not found, NQ021 subscription not found, NQ903 not
 --          adopted
 
@@ -115,11 +115,7 @@ declare
   v_next messages.batch;
   v_id bigint;
 begin
-  select b.* into v_last
-  from messages.batch as b
-  where b.subscription = _next_batch.subscription.id
-  order by b.previous desc
-  limit 1;
+  v_last := messages._last_batch(_next_batch.subscription.id);
   perform messages._check_position(v_last.upto);
   if _next_batch.member is not null then
     v_id := messages._held_batch(

@@ -6,7 +6,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.batch, messages.event_retry; notifies new_event
--- calls:   messages._subscription, messages._is_open, messages._hold_batch, messages._batch,
+-- calls:   messages._subscription, messages._last_batch, messages._is_open,
+--          messages._hold_batch, messages._batch,
 --          messages.batch_events, messages._has_outcome, messages.fail_event,
 --          messages.finish_batch, messages._ring_stream, messages._stream, messages._check_attempts
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ021
@@ -27,19 +28,14 @@ declare
   v_batch messages.batch;
 begin
   if member is null then
-    select b.* into v_batch
-    from messages.batch as b
-    where b.subscription = _newest_batch.subscription
-    order by b.previous desc
-    limit 1;
-  else
-    select b.* into v_batch
-    from messages.batch as b
-    where b.subscription = _newest_batch.subscription
-      and b.member = _newest_batch.member
-    order by b.opened_at desc
-    limit 1;
+    return messages._last_batch(subscription);
   end if;
+  select b.* into v_batch
+  from messages.batch as b
+  where b.subscription = _newest_batch.subscription
+    and b.member = _newest_batch.member
+  order by b.opened_at desc
+  limit 1;
   return v_batch;
 end;
 $$;

@@ -5,6 +5,29 @@
 -- calls:   messages._passed, messages._event_table
 -- raises:  nothing
 
+-- Batches of a subscription follow one another; this is the one that none follows.
+create or replace function messages._last_batch(subscription bigint)
+  returns messages.batch
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+declare
+  v_last messages.batch;
+begin
+  select b.* into v_last
+  from messages.batch as b
+  where b.subscription = _last_batch.subscription
+  order by b.previous desc
+  limit 1;
+  return v_last;
+end;
+$$;
+
 -- How far a subscription has come for good: whatever passed before is needed by it no more.
 create or replace function messages._floor(subscription bigint)
   returns bigint
@@ -54,11 +77,7 @@ begin
   if messages._floor(subscription) >= messages._passed(segment.sealed) then
     return false;
   end if;
-  select b.* into v_last
-  from messages.batch as b
-  where b.subscription = _needs.subscription
-  order by b.previous desc
-  limit 1;
+  v_last := messages._last_batch(_needs.subscription);
   if not v_last.is_last or messages._floor(subscription) < messages._passed(v_last.upto) then
     return true;
   end if;

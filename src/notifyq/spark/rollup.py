@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,26 +130,18 @@ def rollup(
             upto = chosen[-1].id
             groups = _commit(session, lake, found, after, upto)
             if groups is None:
-                return _plus(done, began, is_behind=True)
-            done = RollupResult(
-                lake.id,
-                done.batches + len(chosen),
-                done.files + len(files),
-                done.messages + (found.messages if found else 0),
-                done.groups + groups,
-                0.0,
+                return replace(done, seconds=time.monotonic() - began, is_behind=True)
+            done = replace(
+                done,
+                batches=done.batches + len(chosen),
+                files=done.files + len(files),
+                messages=done.messages + (found.messages if found else 0),
+                groups=done.groups + groups,
             )
             after = upto
     # Also what a run that was killed has left to do.
     mirror(lake, ROLLUP)
-    return _plus(done, began)
-
-
-def _plus(done: RollupResult, began: float, *, is_behind: bool = False) -> RollupResult:
-    return RollupResult(
-        done.lake, done.batches, done.files, done.messages, done.groups,
-        time.monotonic() - began, is_behind,
-    )  # fmt: skip
+    return replace(done, seconds=time.monotonic() - began)
 
 
 def _pending(session: Connection[Any], lake: Lake) -> tuple[int, list[Any]]:

@@ -127,7 +127,6 @@ RETRY: Final = "select messages.retry(%s, %s, %s::interval, %s)"
 
 LAKES: Final = "select * from messages.lakes()"
 CREATE_LAKE: Final = "select id, token from messages.create_lake(%s)"
-FORGET_LAKE: Final = "select messages.forget_lake(%s)"
 HOLD_LAKE: Final = "select place, messages.snapshot_of(place)::text from messages.hold_lake(%s)"
 LAKE_FILES: Final = """
     select id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id, first_at,
@@ -139,16 +138,6 @@ LAKE_REMOVED: Final = """
 """
 FORGET_FILES: Final = "select messages.forget_files(%s, %s)"
 LAKE_BATCHES: Final = "select max(id) from messages.lake_batches(%s, %s)"
-LAKE_CHANGES: Final = """
-    select side, id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id,
-      first_at, last_at
-    from messages.lake_changes(%s) as c
-    cross join lateral (
-      select true as side, a.* from unnest(c.added) as a
-      union all
-      select false, r.* from unnest(c.removed) as r
-    ) as f
-"""
 COMMIT_LAKE: Final = """
     select messages.commit_lake(
       %s, %s, %s::jsonb, key => %s, removed => %s::bigint[], place => %s
@@ -274,7 +263,6 @@ BEGIN_LOAD: Final = "select * from messages.begin_load(%s, %s)"
 BEGIN_ATTEMPT: Final = "select messages.begin_attempt($1)"
 COMMIT_LOAD: Final = "select * from messages.commit_load(%s, %s, %s, %s)"
 DROP_ATTEMPTS: Final = "select messages.drop_attempts(%s, %s)"
-DROP_LOAD: Final = "select messages.drop_load(%s)"
 LOAD_REJECTS: Final = "select * from messages.load_rejects(%s, %s, %s)"
 BEGIN_REPLAY: Final = "select * from messages.begin_replay(%s, %s)"
 REPLAY_ROWS: Final = "select * from messages.replay_rows(%s, %s, %s, %s, %s)"

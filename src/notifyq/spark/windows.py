@@ -16,9 +16,6 @@ from notifyq.errors import ConfigurationError
 
 _TEXT = re.compile(r"(\d{1,20}):(\d{1,20}):((?:\d{1,20}(?:,\d{1,20})*)?)")
 
-NOTHING = "1:1:"
-"""A snapshot that sees no row at all."""
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

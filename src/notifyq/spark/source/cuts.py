@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from psycopg import sql
 
+from notifyq.spark.windows import Snapshot
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -74,20 +76,14 @@ def intervals(seen: str, until: str) -> list[Interval]:
 
     What still ran is left out, so that nobody has to look at all that it may have written.
     """
-    _, first, before = _parse(seen)
-    _, end, running = _parse(until)
-    late = sorted(xid for xid in before - running if xid < end)
-    found = [(xid, xid + 1) for xid in late]
-    for xid in [*sorted(xid for xid in running if xid >= first), end]:
+    before, after = Snapshot.parse(seen), Snapshot.parse(until)
+    first = before.xmax
+    found = [(xid, xid + 1) for xid in sorted(before.running) if after.sees(xid)]
+    for xid in [*sorted(xid for xid in after.running if xid >= first), after.xmax]:
         if xid > first:
             found.append((first, xid))
         first = xid + 1
     return found
-
-
-def _parse(text: str) -> tuple[int, int, frozenset[int]]:
-    xmin, xmax, running = text.split(":")
-    return int(xmin), int(xmax), frozenset(int(xid) for xid in running.split(",") if xid)
 
 
 def between(found: Sequence[Interval], after: Cut, upto: Cut | None) -> list[Interval]:
