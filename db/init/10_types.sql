@@ -47,7 +47,8 @@ begin
       payload_type text,
       payload_schema jsonb,
       finished bigint,
-      dropped bigint
+      dropped bigint,
+      retention_dead interval
     );
   end if;
   if to_regtype('messages.summary_report') is null then

@@ -34,6 +34,7 @@ create table if not exists messages.queue (
   payload_type text,
   payload_schema text,
   durable boolean not null default true,
+  retention_dead interval,
   constraint queue_name_pk primary key (name),
   -- A bell's payload is `<queue>:<ids>` in less than 8000 bytes; bytes count, not characters.
   constraint queue_name_ck check (
@@ -46,6 +47,7 @@ create table if not exists messages.queue (
   constraint queue_backoff_ck check (backoff >= interval '0' and backoff_max >= backoff),
   constraint queue_bell_ck check (bell in ('auto', 'always', 'off')),
   constraint queue_retention_ck check (retention > interval '0'),
+  constraint queue_retention_dead_ck check (retention_dead > interval '0'),
   constraint queue_max_bytes_ck check (max_bytes between 4096 and 268435456),
   constraint queue_limits_ck check (
     concurrency > 0 and key_concurrency > 0 and rate > 0 and rate_burst > 0 and key_rate > 0
@@ -73,7 +75,9 @@ comment on column messages.queue.bell is
 comment on column messages.queue.paused is
   'A paused queue takes messages but hands none out and rings no bell.';
 comment on column messages.queue.retention is
-  'How long archived messages are kept. Whole days are dropped, by the longest of all queues.';
+  'How long the archive keeps its messages; from a day on, whole days are removed.';
+comment on column messages.queue.retention_dead is
+  'The same for those that did not succeed; null: as retention.';
 comment on column messages.queue.max_bytes is
   'Most bytes of a message and its headers together, as JSON text.';
 comment on column messages.queue.concurrency is

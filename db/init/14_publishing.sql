@@ -13,6 +13,8 @@ create table if not exists messages.redrive (
   constraint redrive_archive_id_pk primary key (archive_id)
 );
 
+create index if not exists redrive_message_id_idx on messages.redrive (message_id);
+
 comment on table messages.redrive is
   'One row for each dead message that was published again; it goes when its archived row goes.';
 comment on column messages.redrive.archive_id is 'The dead message, by its id in the archive.';

@@ -63,6 +63,7 @@ create table if not exists messages.segment (
   durable boolean not null,
   witnesses text[],
   sealed pg_snapshot,
+  changed_by xid8,
   constraint segment_id_pk primary key (id)
 );
 
@@ -80,6 +81,9 @@ comment on column messages.segment.witnesses is
   'Transactions that were open when it was closed, and may still write to it.';
 comment on column messages.segment.sealed is
   'Taken when nobody could write to it any more: all of its events are visible in this snapshot.';
+
+comment on column messages.segment.changed_by is
+  'The transaction that has made or closed it: until that is over others know nothing of it.';
 
 create sequence if not exists messages.event_id_seq;
 

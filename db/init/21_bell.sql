@@ -1,7 +1,7 @@
 -- Bell: how a queue's workers are told that there may be work.
 --
 -- owns:    nothing
--- writes:  nothing; notifies new_message
+-- writes:  messages.message_bell_seq; notifies new_message
 -- calls:   nothing
 -- raises:  nothing
 
@@ -45,7 +45,8 @@ begin
   -- costs a worker one poll.
   if pg_notification_queue_usage() < 0.5 then
     -- A name longer than a queue's can only be that of a message without a queue.
-    perform pg_notify(channel, left(queue, 200) || ':' || spans);
+    perform pg_notify(channel, left(queue, 200) || ':' || spans),
+      case when channel = 'new_message' then nextval('messages.message_bell_seq') end;
   end if;
 end;
 $$;

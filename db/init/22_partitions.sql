@@ -1,9 +1,9 @@
--- Partitions: archive and attempts have one for each day in UTC, made ahead and dropped when old.
+-- Partitions: archive and attempts have one for each day in UTC, made ahead.
 --
 -- owns:    the tables messages.message_archive_YYYYMMDD and messages.attempt_YYYYMMDD
 -- writes:  messages.message_archive_default and messages.attempt_default (rows move into their
---          day), messages.redrive
--- calls:   messages._is_exported
+--          day)
+-- calls:   nothing
 -- raises:  nothing; a table that is in use is left to the next run
 
 create or replace function messages._partition_name(
@@ -54,7 +54,7 @@ begin
 end;
 $$;
 
-create or replace function messages._make_partitions(ahead integer default 3)
+create or replace function messages._make_partitions(ahead integer default null)
   returns integer
   language plpgsql
   security definer
@@ -68,14 +68,18 @@ declare
   v_instant text;
   v_day date;
   v_made integer := 0;
+  v_ahead integer := ahead;
 begin
+  if v_ahead is null then
+    v_ahead := coalesce((select p.days_ahead from messages.archive_policy as p), 3);
+  end if;
   for v_parent, v_instant, v_day in
     select d.parent, d.instant, d.day
     from (
       select t.parent, t.instant, v_today + i as day
       from (values ('message_archive', 'archived_at'), ('attempt', 'ended_at'))
         as t (parent, instant)
-      cross join generate_series(0, ahead) as g (i)
+      cross join generate_series(0, v_ahead) as g (i)
       union
       -- Days on which nobody made a partition, and rows went to the default one.
       select 'message_archive', 'archived_at', a.archived_at::date
@@ -98,46 +102,5 @@ exception
 end;
 $$;
 
-create or replace function messages._drop_partitions()
-  returns integer
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-  set lock_timeout = '500ms'
-  set timezone = 'UTC'
-as $$
-declare
-  v_keep timestamptz := clock_timestamp() - (select max(q.retention) from messages.queue as q);
-  v_name text;
-  v_dropped integer := 0;
-begin
-  for v_name in
-    select c.relname::text
-    from pg_inherits as i
-    join pg_class as c on c.oid = i.inhrelid
-    where i.inhparent in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
-      and c.relname ~ '^(message_archive|attempt)_\d{8}$'
-      and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= v_keep::date
-      -- A lake comes first. One that is not exported any more is told of by `notifyq doctor`.
-      and case when c.relname ~ '^message_archive' then not exists (
-        select from messages.lake as l where not messages._is_exported(l, c.relname::text)
-      ) else true end
-    order by c.relname
-  loop
-    execute format('drop table messages.%I', v_name);
-    v_dropped := v_dropped + 1;
-  end loop;
-  if v_dropped > 0 then
-    -- Not by age: while its archived row is there, a dead message must stay known as redriven.
-    delete from messages.redrive as r
-    where not exists (select from messages.message_archive as a where a.id = r.archive_id);
-  end if;
-  return v_dropped;
-exception
-  when lock_not_available or deadlock_detected then
-    return 0;
-end;
-$$;
-
 -- Today must be there before the first message is archived.
-do $$ begin perform messages._make_partitions(); end; $$;
+do $$ begin perform messages._make_partitions(3); end; $$;

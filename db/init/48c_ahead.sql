@@ -47,13 +47,21 @@ create or replace function messages._leave_place(
 as $$
 begin
   perform messages._keep_state(before, pick.state, false);
-  if pick.is_blocked or pick.ids <> '{}' then
-    perform messages._note_held(queue, pick.is_blocked);
+  -- Mostly there is nothing to note: asked first, as a subtransaction costs as much as that.
+  if pick.is_blocked or pick.ids <> '{}' and exists (
+    select from messages.flow as f
+    where f.queue = _leave_place.queue.name
+      and f.part = 'claim'
+      and f.is_held
+  ) then
+    begin
+      perform messages._note_held(queue, pick.is_blocked);
+    exception
+      when lock_not_available then
+        -- Who waits finds a freed message at its next poll.
+        null;
+    end;
   end if;
-exception
-  when lock_not_available then
-    -- Who waits finds a freed message at its next poll.
-    null;
 end;
 $$;
 

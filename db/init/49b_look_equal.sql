@@ -5,7 +5,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.message (row locks)
--- calls:   messages._waiting_keys
+-- calls:   messages._waiting_keys, messages._known_keys, messages._pick_known,
+--          messages._remember_keys
 -- raises:  nothing
 
 -- Of these keys, whose turns come in this order, up to quantity messages, locked: of each the same
@@ -78,33 +79,62 @@ declare
   v_state messages.flow_state := state;
   v_ids bigint[] := array[]::bigint[];
   v_missing integer := quantity;
+  v_known text[] := messages._known_keys(queue, quantity);
   v_first record;
   v_second record;
+  -- In their order, and how many of them come behind those that follow them.
+  v_keys text[];
+  v_before integer;
+  v_picks integer := 0;
   v_pick record;
   v_turns text[];
   v_firsts bigint[];
   -- How many of the turns belong to the round that is under way.
   v_now integer;
-  v_had integer;
   v_last integer;
 begin
+  <<looks>>
   for v_look in 1 .. 30 loop
-    select w.* into v_first
-    from messages._waiting_keys(queue, v_state.after_key, null, v_missing + 1) as w;
-    select w.* into v_second
-    from messages._waiting_keys(
-      queue, '', v_state.after_key,
-      case when v_state.after_key = '' then 0 else v_missing + 1 - cardinality(v_first._keys) end
-    ) as w;
+    if v_known is null then
+      select w.* into v_first
+      from messages._waiting_keys(queue, v_state.after_key, null, v_missing + 1) as w;
+      v_keys := v_first._keys;
+      v_firsts := v_first._ids;
+      v_before := 0;
+      if cardinality(v_keys) <= v_missing and v_state.after_key <> '' then
+        select w.* into v_second
+        from messages._waiting_keys(
+          queue, '', v_state.after_key, v_missing + 1 - cardinality(v_keys)
+        ) as w;
+        v_keys := v_second._keys || v_keys;
+        v_firsts := v_second._ids || v_firsts;
+        v_before := cardinality(v_second._keys);
+      end if;
+    else
+      v_keys := v_known;
+      v_firsts := '{}';
+      v_before := (
+        select count(*)::integer from unnest(v_keys) as k (key) where k.key < v_state.after_key
+      );
+    end if;
     -- Who has had its turn has the next one behind all others.
-    v_had := (v_state.had > 0 and v_first._keys[1] = v_state.after_key is true)::integer;
-    v_turns := v_first._keys[v_had + 1:] || v_second._keys || v_first._keys[:v_had];
-    v_firsts := v_first._ids[v_had + 1:] || v_second._ids || v_first._ids[:v_had];
-    v_now := cardinality(v_first._keys) - v_had;
+    v_before := v_before
+      + (v_state.had > 0 and v_keys[v_before + 1] = v_state.after_key is true)::integer;
+    v_turns := v_keys[v_before + 1:] || v_keys[:v_before];
+    v_firsts := v_firsts[v_before + 1:] || v_firsts[:v_before];
+    v_now := cardinality(v_keys) - v_before;
     loop
       exit when v_turns = '{}';
-      select p.* into v_pick
-      from messages._pick_equal(queue, v_turns, v_firsts, v_missing, v_ids) as p;
+      if v_known is null then
+        select p.* into v_pick
+        from messages._pick_equal(queue, v_turns, v_firsts, v_missing, v_ids) as p;
+      else
+        select p.* into v_pick
+        from messages._pick_known(queue, v_known, v_before, v_missing) as p;
+        v_known := null;
+        continue looks when v_pick._ids is null;
+      end if;
+      v_picks := v_picks + 1;
       v_last := v_missing % cardinality(v_turns);
       v_state.round := v_state.round + v_missing / cardinality(v_turns) - (v_last = 0)::integer;
       v_last := coalesce(nullif(v_last, 0), cardinality(v_turns));
@@ -125,6 +155,11 @@ begin
     -- Else another claim has had the first messages of more keys than are known.
     exit when v_missing = 0 or v_turns = '{}';
   end loop;
+  -- Only where each of them had enough: where some run dry they are others the next time.
+  perform messages._remember_keys(
+    queue,
+    case when v_missing = 0 and v_picks = 1 and cardinality(v_keys) <= quantity then v_keys end
+  );
   return row(v_ids, v_state, false);
 end;
 $$;

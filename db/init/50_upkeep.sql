@@ -10,7 +10,8 @@
 --          messages._sweep_dependencies, messages._attempts_of, messages._return_owned,
 --          messages._tend_streams, messages._fresh_low, messages._sweep_volatile,
 --          messages._skip_behind, messages._forward_into, messages._sweep_loads,
---          messages._forget_loads
+--          messages._forget_loads, messages._forget_workers, messages._forget_audit,
+--          messages._retain
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
@@ -161,15 +162,19 @@ begin
     perform messages._sweep_flow(10000);
     perform messages._sweep_volatile(10000);
     perform messages._forget_loads(100000);
+    perform messages._forget_workers(1000);
+    perform messages._forget_audit(10000);
   end if;
   perform messages._skip_behind(100000, v_fresh);
   perform messages._forward_into(null, 10000, v_fresh);
   perform messages._tend_streams(v_fresh);
   perform messages._sweep_loads(50000);
   v_report.rung := messages.renotify();
-  v_report.partitions_made := messages._make_partitions();
-  v_report.partitions_dropped := messages._drop_partitions();
   perform messages._forget_receipts(20000);
+  v_report.partitions_made := messages._make_partitions();
+  -- Last: who drops a day holds the archive until the commit.
+  perform messages._retain();
+  v_report.partitions_dropped := messages._drop_partitions();
   return v_report;
 end;
 $$;
@@ -178,6 +183,6 @@ comment on function messages.maintain() is
   'sessions owned that are gone, reject messages whose queue was dropped beside their publishers, '
   'forget keys whose window is over, stage what is due, skip subscribers ahead that are too far '
   'behind, move what is forwarded, tick streams and empty what all have passed, remove what was '
-  'staged for loads that are over, ring again for what waits, make the coming days of the archive '
-  'and of the attempts, and drop those past retention. Null: another session is doing it. Called '
-  'by pg_cron and about once a second by workers; either alone is enough.';
+  'staged for loads that are over, forget old rows of the audit, ring again for what waits, make '
+  'the coming days of the archive and of the attempts, and remove what is past its retention. '
+  'Null: another session is doing it. Called by pg_cron and about once a second by workers.';

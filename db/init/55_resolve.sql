@@ -26,6 +26,7 @@ create or replace function messages._lock_dependents(
 as $$
 declare
   v_locked bigint[];
+  v_tries integer := 0;
 begin
   loop
     begin
@@ -66,7 +67,12 @@ begin
     exception
       -- Whoever holds one of them may wait for another that we hold: begin again without any.
       when lock_not_available then
-        null;
+        v_tries := v_tries + 1;
+        -- What was locked before this function is kept: the server is to find who waits in a ring,
+        -- for which one must wait longer than its deadlock_timeout.
+        if v_tries >= 10 then
+          perform set_config('lock_timeout', '0', true);
+        end if;
     end;
   end loop;
 end;

@@ -45,7 +45,7 @@ begin
     select k._ids, k._place into v_loose, v_state.place
     from messages._keyless(queue.name, quantity, filter, state.place) as k;
     -- A small part of the time at most, and less where there are none.
-    v_state.walk_at := clock_timestamp() + 50 * (clock_timestamp() - v_began)
+    v_state.walk_at := clock_timestamp() + 100 * (clock_timestamp() - v_began)
       + case when v_loose = '{}' and v_state.place is null
         then interval '1 second' else interval '0' end;
   end if;

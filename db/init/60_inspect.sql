@@ -34,7 +34,7 @@ begin
     q.concurrency, q.key_concurrency, q.rate, q.rate_period, q.rate_burst, q.key_rate,
     q.key_rate_period, q.key_rate_burst, q.ordered, q.fair, q.capacity, q.overflow,
     coalesce(c.blocked, 0), q.durable, q.payload_type, q.payload_schema::jsonb,
-    v._finished, v._dropped
+    v._finished, v._dropped, q.retention_dead
   from messages.queue as q
   left join counted as c on c.queue = q.name
   left join lateral messages._volatile_count(q.name) as v on not q.durable
@@ -84,41 +84,13 @@ end;
 $$;
 comment on function messages.message_find(bigint) is 'The live message with this id, or no row.';
 
-create or replace function messages.archive_list(
-  queue text default null,
-  status messages.message_status default null,
-  quantity integer default 100,
-  since timestamptz default null
-)
-  returns setof messages.message_archive
-  language plpgsql
-  stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-begin
-  perform messages._check_quantity(archive_list.quantity, 100000);
-  return query
-  select a.*
-  from messages.message_archive as a
-  where (archive_list.queue is null or a.queue = archive_list.queue)
-    and (archive_list.status is null or a.status = archive_list.status)
-    and (archive_list.since is null or a.archived_at >= archive_list.since)
-  order by a.archived_at desc, a.id desc
-  limit archive_list.quantity;
-end;
-$$;
-comment on function messages.archive_list(
-  text, messages.message_status, integer, timestamptz
-) is
-  'Finished messages, the latest first, not archived before since.';
-
 create or replace function messages.archive_find(id bigint)
   returns setof messages.message_archive
   language plpgsql
   stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
 as $$
 declare
   -- Who reads may read all; a worker, what it may consume.

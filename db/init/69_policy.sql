@@ -39,6 +39,7 @@ begin
   perform messages._check_name('queue', queue.name);
   perform messages._check_positive('lock_timeout', queue.lock_timeout);
   perform messages._check_positive('retention', queue.retention);
+  perform messages._check_positive('retention_dead', queue.retention_dead);
   perform messages._check_attempts(queue.max_attempts);
   if queue.backoff < interval '0' or queue.backoff_max < queue.backoff then
     perform messages._invalid('backoff must not be negative, nor longer than backoff_max');

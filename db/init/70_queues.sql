@@ -1,11 +1,10 @@
--- Queues: create and change them.
+-- Queues: create them.
 --
 -- owns:    nothing
--- writes:  messages.queue, messages.flow (table lock)
--- calls:   messages._queue, messages._check_policy, messages._keep_flow, messages._await_claims,
---          messages._invalid, messages._type_name, messages._schema_text, messages._check_moved
--- raises:  NQ001 queue not found, NQ003 invalid argument, NQ005 queue not empty, NQ009 open
---          transactions
+-- writes:  messages.queue
+-- calls:   messages._check_policy, messages._keep_flow, messages._invalid, messages._type_name,
+--          messages._schema_text
+-- raises:  NQ003 invalid argument, NQ009 open transactions
 
 create or replace function messages.create_queue(
   name text,
@@ -14,7 +13,7 @@ create or replace function messages.create_queue(
   backoff interval default interval '2 seconds',
   backoff_max interval default null,
   bell text default 'auto',
-  retention interval default interval '30 days',
+  retention interval default null,
   max_bytes integer default 1048576,
   concurrency integer default null,
   key_concurrency integer default null,
@@ -30,7 +29,8 @@ create or replace function messages.create_queue(
   overflow text default null,
   durable boolean default null,
   payload_type regtype default null,
-  payload_schema jsonb default null
+  payload_schema jsonb default null,
+  retention_dead interval default null
 )
   returns boolean
   language plpgsql
@@ -51,7 +51,10 @@ begin
   v_queue.backoff_max := coalesce(backoff_max, greatest(v_queue.backoff, interval '5 minutes'));
   v_queue.bell := coalesce(bell, 'auto');
   v_queue.paused := false;
-  v_queue.retention := coalesce(retention, interval '30 days');
+  v_queue.retention := coalesce(
+    retention, (select p.retention from messages.archive_policy as p), interval '30 days'
+  );
+  v_queue.retention_dead := nullif(retention_dead, interval '0');
   v_queue.max_bytes := coalesce(max_bytes, 1048576);
   v_queue.concurrency := nullif(concurrency, 0);
   v_queue.key_concurrency := nullif(key_concurrency, 0);
@@ -73,7 +76,7 @@ begin
     name, created_at, lock_timeout, max_attempts, backoff, backoff_max, bell, paused, retention,
     max_bytes, concurrency, key_concurrency, rate, rate_period, rate_burst, key_rate,
     key_rate_period, key_rate_burst, ordered, fair, capacity, overflow, durable, payload_type,
-    payload_schema
+    payload_schema, retention_dead
   )
   values (
     v_queue.name, v_queue.created_at, v_queue.lock_timeout, v_queue.max_attempts, v_queue.backoff,
@@ -81,7 +84,7 @@ begin
     v_queue.concurrency, v_queue.key_concurrency, v_queue.rate, v_queue.rate_period,
     v_queue.rate_burst, v_queue.key_rate, v_queue.key_rate_period, v_queue.key_rate_burst,
     v_queue.ordered, v_queue.fair, v_queue.capacity, v_queue.overflow, v_queue.durable,
-    v_queue.payload_type, v_queue.payload_schema
+    v_queue.payload_type, v_queue.payload_schema, v_queue.retention_dead
   )
   on conflict on constraint queue_name_pk do nothing
   returning * into v_queue;
@@ -101,12 +104,13 @@ $$;
 comment on function messages.create_queue(
   text, interval, integer, interval, interval, text, interval, integer, integer, integer, integer,
   interval, integer, integer, interval, integer, boolean, boolean, integer, text,
-  boolean, regtype, jsonb
+  boolean, regtype, jsonb, interval
 ) is
   'Create a queue with its policy; null means the default. False: it existed, and nothing changed. '
   'lock_timeout: how long a claim holds a message. max_attempts: claims that a message may use up. '
   'backoff: delay before the second attempt, doubling up to backoff_max. bell: auto, '
-  'always or off. retention: how long the archive keeps its messages. max_bytes: most that a '
+  'always or off. retention: how long the archive keeps its messages; retention_dead: those that '
+  'did not succeed. max_bytes: most that a '
   'message and its headers may have, as JSON text. concurrency: most that are locked at a time, '
   'key_concurrency: of one key; rate: most handed out in each rate_period, rate_burst: at once '
   '(null: a tenth of a second''s worth), key_rate, key_rate_period, key_rate_burst: of one key; '
@@ -116,105 +120,3 @@ comment on function messages.create_queue(
   '(null) there is none. durable => false: messages are gone after a crash of the server, and what '
   'succeeds or is dropped is counted, not archived. payload_type: messages are values of it, see '
   'enqueue(); payload_schema: they satisfy this JSON Schema.';
-
-create or replace function messages.alter_queue(
-  name text,
-  lock_timeout interval default null,
-  max_attempts integer default null,
-  backoff interval default null,
-  backoff_max interval default null,
-  bell text default null,
-  retention interval default null,
-  max_bytes integer default null,
-  concurrency integer default null,
-  key_concurrency integer default null,
-  rate integer default null,
-  rate_period interval default null,
-  rate_burst integer default null,
-  key_rate integer default null,
-  key_rate_period interval default null,
-  key_rate_burst integer default null,
-  ordered boolean default null,
-  fair boolean default null,
-  capacity integer default null,
-  overflow text default null,
-  durable boolean default null,
-  payload_type regtype default null,
-  payload_schema jsonb default null
-)
-  returns messages.queue
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-declare
-  v_old messages.queue;
-  v_queue messages.queue;
-begin
-  -- One at a time: of two that have read the queue none could lock the others out.
-  lock table messages.flow in share update exclusive mode;
-  v_old := messages._queue(name);
-  v_queue := v_old;
-  v_queue.lock_timeout := coalesce(lock_timeout, v_queue.lock_timeout);
-  v_queue.max_attempts := coalesce(max_attempts, v_queue.max_attempts);
-  v_queue.backoff := coalesce(backoff, v_queue.backoff);
-  v_queue.backoff_max := coalesce(backoff_max, v_queue.backoff_max);
-  v_queue.bell := coalesce(bell, v_queue.bell);
-  v_queue.retention := coalesce(retention, v_queue.retention);
-  v_queue.max_bytes := coalesce(max_bytes, v_queue.max_bytes);
-  -- No limit is null there, and null is "as it is" here: so 0 takes one away.
-  v_queue.concurrency := nullif(coalesce(concurrency, v_queue.concurrency), 0);
-  v_queue.key_concurrency := nullif(coalesce(key_concurrency, v_queue.key_concurrency), 0);
-  v_queue.rate := nullif(coalesce(rate, v_queue.rate), 0);
-  v_queue.rate_period := coalesce(rate_period, v_queue.rate_period);
-  v_queue.rate_burst := nullif(coalesce(rate_burst, v_queue.rate_burst), 0);
-  v_queue.key_rate := nullif(coalesce(key_rate, v_queue.key_rate), 0);
-  v_queue.key_rate_period := coalesce(key_rate_period, v_queue.key_rate_period);
-  v_queue.key_rate_burst := nullif(coalesce(key_rate_burst, v_queue.key_rate_burst), 0);
-  v_queue.ordered := coalesce(ordered, v_queue.ordered);
-  v_queue.fair := coalesce(fair, v_queue.fair);
-  v_queue.capacity := nullif(coalesce(capacity, v_queue.capacity), 0);
-  v_queue.overflow := coalesce(overflow, v_queue.overflow);
-  v_queue.durable := coalesce(durable, v_queue.durable);
-  if payload_type is not null then
-    v_queue.payload_type := messages._type_name(payload_type);
-  end if;
-  v_queue.payload_schema :=
-    messages._schema_text(coalesce(payload_schema, v_queue.payload_schema::jsonb));
-  perform messages._check_policy(v_queue);
-  if v_old.concurrency is null and v_queue.concurrency is not null
-    or v_old.key_concurrency is null and v_queue.key_concurrency is not null
-    or v_queue.ordered and not v_old.ordered
-  then
-    perform messages._await_claims(v_queue.name);
-  end if;
-  update messages.queue as q
-  set lock_timeout = v_queue.lock_timeout, max_attempts = v_queue.max_attempts,
-    backoff = v_queue.backoff, backoff_max = v_queue.backoff_max, bell = v_queue.bell,
-    retention = v_queue.retention, max_bytes = v_queue.max_bytes,
-    concurrency = v_queue.concurrency, key_concurrency = v_queue.key_concurrency,
-    rate = v_queue.rate, rate_period = v_queue.rate_period, rate_burst = v_queue.rate_burst,
-    key_rate = v_queue.key_rate, key_rate_period = v_queue.key_rate_period,
-    key_rate_burst = v_queue.key_rate_burst, ordered = v_queue.ordered, fair = v_queue.fair,
-    capacity = v_queue.capacity, overflow = v_queue.overflow, durable = v_queue.durable,
-    payload_type = v_queue.payload_type, payload_schema = v_queue.payload_schema
-  where q.name = v_queue.name
-  returning * into v_queue;
-  perform messages._keep_flow(v_queue);
-  if v_queue.durable <> v_old.durable then
-    perform messages._check_moved(v_queue.name);
-  end if;
-  return v_queue;
-end;
-$$;
-comment on function messages.alter_queue(
-  text, interval, integer, interval, interval, text, interval, integer, integer, integer, integer,
-  interval, integer, integer, interval, integer, boolean, boolean, integer, text,
-  boolean, regtype, jsonb
-) is
-  'Change the policy of a queue, see create_queue(); null leaves a value as it is, and 0 takes a '
-  'limit away, as the type - and the schema {} do. Live messages follow the new policy from their '
-  'next claim or settlement on, but for a type or a schema. Returns the queue. Raises NQ001 for an '
-  'unknown queue, NQ005 where durable would change and it has messages, and NQ009 where '
-  'transactions that publish or claim stay open while it gets or loses a capacity, gets a '
-  'concurrency or an order, or gets or loses a type, a schema or durability.';

@@ -52,6 +52,13 @@ exception
 end;
 $$;
 
+-- One that was dropped has been made anew, and is off.
+do $$
+begin
+  perform messages._arm();
+end;
+$$;
+
 create or replace function messages.grant_queue(
   queue text,
   role text,

@@ -3,8 +3,9 @@
 -- owns:    nothing
 -- writes:  messages.stream, messages.queue (table lock)
 -- calls:   messages._invalid, messages._check_name, messages._check_positive,
---          messages._open_segment, messages._cut_tick, messages._check_payload_policy,
---          messages._type_name, messages._schema_text
+--          messages._open_segment, messages._spare_segment, messages._make_segment,
+--          messages._cut_tick, messages._check_payload_policy, messages._type_name,
+--          messages._schema_text
 -- raises:  NQ003 invalid argument, NQ020 stream not found
 
 create or replace function messages._stream(name text)
@@ -113,7 +114,10 @@ begin
   if not found then
     return false;
   end if;
-  perform messages._open_segment(v_stream);
+  perform messages._open_segment(
+    v_stream,
+    coalesce(messages._spare_segment(v_stream.durable), messages._make_segment(v_stream.durable))
+  );
   perform messages._cut_tick(v_stream, false);
   return true;
 end;

@@ -9,58 +9,98 @@
 -- calls:   messages._event_table, messages._last_event_id, messages._present
 -- raises:  nothing; a table that is in use is left to the next run
 
--- Publishers write to this one from now on.
-create or replace function messages._open_segment(stream messages.stream)
-  returns void
+-- An empty one to write to. Who has made it holds its table to the end, which is after all others
+-- were told that it is there: a publisher that is sent to it before that does not find it.
+create or replace function messages._spare_segment(durable boolean)
+  returns bigint
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_id bigint;
-  v_table text;
-  v_key text;
-  v_index text;
 begin
   select s.id into v_id
   from messages.segment as s
   where s.stream is null
-    and s.durable = _open_segment.stream.durable
+    and s.durable = _spare_segment.durable
     and s.closed_at is null
+    and s.changed_by is distinct from pg_current_xact_id()
   order by s.id
   limit 1
   for update skip locked;
-  if not found then
-    insert into messages.segment (durable)
-    values (_open_segment.stream.durable)
-    returning id into v_id;
-    v_table := messages._event_table(v_id);
-    -- Attached, not created in place, which would lock out all publishers of all streams.
-    execute format('create table messages.%I (like messages.event including defaults)', v_table);
-    if not _open_segment.stream.durable then
-      execute format('alter table messages.%I set unlogged', v_table);
-    end if;
-    v_key := v_table || '_id_pk';
-    v_index := v_table || '_xid_id_idx';
-    execute format('alter table messages.%I add constraint %I primary key (id)', v_table, v_key);
-    execute format('create index %I on messages.%I (xid, id)', v_index, v_table);
+  if found then
     execute format(
-      'alter table messages.event attach partition messages.%I for values in (%L)', v_table, v_id
+      'lock table messages.%I in row exclusive mode nowait', messages._event_table(v_id)
     );
   end if;
+  return v_id;
+exception
+  when lock_not_available then
+    return null;
+end;
+$$;
+
+create or replace function messages._make_segment(durable boolean)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_id bigint;
+  v_table text;
+  v_key text;
+  v_index text;
+begin
+  insert into messages.segment (durable, changed_by)
+  values (_make_segment.durable, pg_current_xact_id())
+  returning id into v_id;
+  v_table := messages._event_table(v_id);
+  -- Attached, not created in place, which would lock out all publishers of all streams.
+  execute format('create table messages.%I (like messages.event including defaults)', v_table);
+  if not _make_segment.durable then
+    execute format('alter table messages.%I set unlogged', v_table);
+  end if;
+  v_key := v_table || '_id_pk';
+  v_index := v_table || '_xid_id_idx';
+  execute format('alter table messages.%I add constraint %I primary key (id)', v_table, v_key);
+  execute format('create index %I on messages.%I (xid, id)', v_index, v_table);
+  execute format(
+    'alter table messages.event attach partition messages.%I for values in (%L)', v_table, v_id
+  );
+  return v_id;
+end;
+$$;
+
+-- Publishers write to this one from now on.
+create or replace function messages._open_segment(stream messages.stream, segment bigint)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
   update messages.segment as s
-  set closed_at = clock_timestamp()
+  set closed_at = clock_timestamp(), changed_by = pg_current_xact_id()
   where s.id = _open_segment.stream.segment;
   update messages.segment as s
   set stream = _open_segment.stream.id, opened_at = clock_timestamp(),
     low = messages._last_event_id(), closed_at = null, witnesses = null, sealed = null
-  where s.id = v_id;
-  update messages.stream as s set segment = v_id where s.id = _open_segment.stream.id;
+  where s.id = _open_segment.segment;
+  update messages.stream as s
+  set segment = _open_segment.segment
+  where s.id = _open_segment.stream.id;
+  -- Says what is there already, so that all sessions look at the tables of events again. One that
+  -- did so while another table was made may have missed that, and would miss it until the next.
+  alter table only messages.event alter column id set statistics -1;
 end;
 $$;
 
--- A new segment where the present one is old or large. Its least size grows with what is kept, so
--- that a subscriber who is stuck for weeks leaves dozens of segments, and not thousands.
+-- A new segment where the present one is old or large, or where there is none to spare one for the
+-- next run. Its least size grows with what is kept, so that a subscriber who is stuck for weeks
+-- leaves dozens of segments, and not thousands.
 create or replace function messages._rotate(stream messages.stream)
   returns boolean
   language plpgsql
@@ -72,6 +112,7 @@ declare
   v_bytes bigint;
   v_kept bigint;
   v_age interval;
+  v_spare bigint;
 begin
   select s.* into v_segment from messages.segment as s where s.id = _rotate.stream.segment;
   v_bytes := pg_relation_size(to_regclass('messages.' || messages._event_table(v_segment.id)));
@@ -89,13 +130,18 @@ begin
   then
     return false;
   end if;
-  perform messages._open_segment(stream);
+  v_spare := messages._spare_segment(_rotate.stream.durable);
+  if v_spare is null then
+    perform messages._make_segment(_rotate.stream.durable);
+    return false;
+  end if;
+  perform messages._open_segment(stream, v_spare);
   return true;
 end;
 $$;
 
--- A publisher reads which segment is the present one before it writes: who was at work when it was
--- closed may still write to it, and is known by its virtual transaction.
+-- A publisher reads which segment is the present one before it writes: who began before others knew
+-- that it was closed may still write to it, and is known by its virtual transaction.
 create or replace function messages._seal(segment messages.segment)
   returns boolean
   language plpgsql
@@ -107,12 +153,17 @@ declare
   v_open text[] := array(
     select l.virtualxid
     from pg_locks as l
-    join pg_stat_activity as a on a.pid = l.pid and a.datname = current_database()
+    -- What this transaction knows of other sessions may be older than the newest of them.
+    left join pg_stat_activity as a on a.pid = l.pid
     where l.locktype = 'virtualxid'
       and l.virtualtransaction = l.virtualxid
+      and coalesce(a.datname, current_database()) = current_database()
       and l.pid <> pg_backend_pid()
   );
 begin
+  if segment.changed_by = pg_current_xact_id_if_assigned() then
+    return false;
+  end if;
   if segment.witnesses is null then
     update messages.segment as s set witnesses = v_open where s.id = segment.id;
     return false;

@@ -1,7 +1,7 @@
 -- Events: publish into a stream, and when that rings.
 --
 -- owns:    nothing
--- writes:  messages.event; notifies new_event
+-- writes:  messages.event, messages.event_bell_seq; notifies new_event
 -- calls:   messages._stream, messages._check_access, messages._invalid, messages._attend,
 --          messages._ring_forwards, messages._check_payload
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ008 too large, NQ020 stream not
@@ -28,7 +28,7 @@ as $$
 begin
   -- A full notification queue fails the commit, where nothing can catch it.
   if stream.bell <> 'off' and pg_notification_queue_usage() < 0.5 then
-    perform pg_notify('new_event', stream.name);
+    perform pg_notify('new_event', stream.name), nextval('messages.event_bell_seq');
     perform messages._ring_forwards(stream) where exists (select from messages.forward);
   end if;
 end;
@@ -85,7 +85,8 @@ begin
   if jsonb_typeof(headers) <> 'object' then
     perform messages._invalid(format('headers must be an object: %s', left(headers::text, 100)));
   end if;
-  select max(octet_length(concat(p.payload, headers))) into v_bytes
+  select max(octet_length(p.payload::text)) + coalesce(octet_length(headers::text), 0)
+  into v_bytes
   from unnest(payloads) as p (payload);
   if v_bytes > stream.max_bytes then
     raise exception using
@@ -101,8 +102,9 @@ begin
 end;
 $$;
 
--- One event for each payload, in their order. The key is asked for after the rows are written: by
--- then the transaction has its number, and whoever stops attending waits for its end.
+-- One event for each payload, in their order, which is that of the rows of unnest(). The key is
+-- asked for after the rows are written: by then the transaction has its number, and whoever stops
+-- attending waits for its end.
 create or replace function messages._publish_events(
   name text,
   payloads jsonb[],
@@ -125,8 +127,7 @@ begin
   with published as (
     insert into messages.event (segment, type, key, message, headers)
     select v_stream.segment, _publish_events.type, p.key, p.payload, coalesce(headers, '{}')
-    from unnest(payloads, keys) with ordinality as p (payload, key, position)
-    order by p.position
+    from unnest(payloads, keys) as p (payload, key)
     returning id
   )
   select array_agg(p.id) into v_ids from published as p;
@@ -136,50 +137,6 @@ begin
     perform messages._ring_stream(v_stream);
   end if;
   return v_ids;
-end;
-$$;
-
--- As above, for one: what a single publish costs is what most publishers pay.
-create or replace function messages._publish_event(
-  name text,
-  payload jsonb,
-  key text,
-  type text,
-  headers jsonb
-)
-  returns bigint
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-#variable_conflict use_column
-declare
-  v_stream messages.stream;
-  v_id bigint;
-begin
-  select s.* into v_stream from messages.stream as s where s.name = _publish_event.name;
-  -- What _check_events() looks at, and it only where something may be wrong.
-  if v_stream.paused
-    or octet_length(payload::text) + coalesce(octet_length(headers::text), 0) > v_stream.max_bytes
-    or jsonb_typeof(headers) <> 'object'
-    or v_stream.payload_type is not null or v_stream.payload_schema is not null
-    or exists (select from messages.queue_grant)
-    or pg_relation_is_updatable('messages.schema_version', false) is null
-  then
-    perform messages._check_events(v_stream, array[payload], headers);
-  end if;
-  insert into messages.event (segment, type, key, message, headers)
-  values (
-    v_stream.segment, _publish_event.type, _publish_event.key, payload, coalesce(headers, '{}')
-  )
-  returning id into v_id;
-  if v_stream.bell = 'always'
-    or v_stream.bell = 'auto'
-    and pg_try_advisory_xact_lock_shared(hashtextextended(v_stream.name, 7305427005))
-  then
-    perform messages._ring_stream(v_stream);
-  end if;
-  return v_id;
 end;
 $$;
 

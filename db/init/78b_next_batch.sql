@@ -20,7 +20,6 @@ create or replace function messages._held_batch(
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
-  set jit = off
   set enable_sort = off
   set jit = off
 as $$

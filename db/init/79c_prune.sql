@@ -1,8 +1,9 @@
 -- Prune: a day of the archive is dropped early, once all of its rows are known to be in a lake.
 --
 -- owns:    nothing
--- writes:  messages.lake_prune, messages.redrive; drops tables messages.message_archive_YYYYMMDD
--- calls:   messages._lake, messages._lake_obstacle, messages._partition_name
+-- writes:  messages.lake_prune; drops tables messages.message_archive_YYYYMMDD
+-- calls:   messages._lake, messages._lake_obstacle, messages._partition_name,
+--          messages._drop_day
 -- raises:  NQ031 unknown lake
 
 -- Whether all rows of a day's table are in a lake; not, if it is unknown how far that is.
@@ -152,14 +153,14 @@ begin
   if (v_rows, v_checksum) is distinct from (prune_day.rows, prune_day.checksum) then
     return 'the lake has not the same rows';
   end if;
-  execute format('drop table messages.%I', v_name);
+  if not messages._drop_day(v_name) then
+    return 'it is in use';
+  end if;
   insert into messages.lake_prune as p (lake, day, rows, checksum)
   values (prune_day.lake, prune_day.day, v_rows, v_checksum)
   on conflict on constraint lake_prune_lake_day_pk do update
   set rows = p.rows + excluded.rows, checksum = p.checksum + excluded.checksum,
     pruned_at = clock_timestamp();
-  delete from messages.redrive as r
-  where not exists (select from messages.message_archive as a where a.id = r.archive_id);
   return null;
 exception
   when lock_not_available or deadlock_detected then

@@ -171,7 +171,8 @@ begin
   delete from messages.stream as s where s.id = v_stream.id;
   -- The upkeep empties them, when nobody writes to them any more.
   update messages.segment as s
-  set stream = null, closed_at = coalesce(s.closed_at, clock_timestamp())
+  set stream = null, closed_at = coalesce(s.closed_at, clock_timestamp()),
+    changed_by = pg_current_xact_id()
   where s.stream = v_stream.id;
   return cardinality(v_subscriptions);
 end;

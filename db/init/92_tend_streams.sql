@@ -67,7 +67,6 @@ create or replace function messages._tick_idle(stream messages.stream, fresh big
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
-  set jit = off
   set enable_bitmapscan = off
   set jit = off
 as $$

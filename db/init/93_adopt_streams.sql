@@ -45,7 +45,9 @@ begin
   delete from messages.event_retry as r where r.due_at is null;
   update messages.event_retry as r set batch = null where r.batch is not null;
   update messages.event as e set xid = '3' where e.xid <> '3';
-  update messages.segment as s set sealed = null, witnesses = null where s.closed_at is not null;
+  update messages.segment as s
+  set sealed = null, witnesses = null, changed_by = null
+  where s.closed_at is not null;
   delete from messages.tick;
   delete from messages.batch_end;
   delete from messages.batch;

@@ -1,5 +1,9 @@
 -- Rollup: add counts to those that are there, and what errors have in common.
 --
+-- Rows go to tables that may have been empty when they were last analysed, and are then taken for
+-- ones that are still: groups are looked up by the primary key, and rows by where they lie, which
+-- leaves nothing to choose. The caller holds the progress of the lake, so that they stay there.
+--
 -- owns:    nothing
 -- writes:  messages.rollup, messages.rollup_error, messages.rollup_worker
 -- calls:   messages._merge_histograms
@@ -120,6 +124,7 @@ create or replace function messages._add_rollup_errors(rows messages.rollup_erro
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
   set jit = off
 as $$
 begin
@@ -131,23 +136,22 @@ begin
     last_at = greatest(r.last_at, excluded.last_at),
     sample = case when excluded.last_at >= r.last_at then excluded.sample else r.sample end;
   -- Whose name nobody would read is counted under one.
-  with ranked as materialized (
-    select e.lake, e.span, e.bucket_at, e.queue, e.status, e.fingerprint,
-      row_number() over (
-        partition by e.lake, e.span, e.bucket_at, e.queue, e.status
-        order by e.errors desc, e.fingerprint
-      ) as rank
-    from messages.rollup_error as e
-    where e.fingerprint <> '(others)'
-      and (e.lake, e.span, e.bucket_at, e.queue, e.status) in (
-        select n.lake, n.span, n.bucket_at, n.queue, n.status from unnest(rows) as n
-      )
-  ), gone as (
+  with gone as (
     delete from messages.rollup_error as e
-    using ranked as k
-    where k.rank > 100
-      and (e.lake, e.span, e.bucket_at, e.queue, e.status, e.fingerprint)
-        = (k.lake, k.span, k.bucket_at, k.queue, k.status, k.fingerprint)
+    where e.ctid = any (array(
+      select k.ctid
+      from (select distinct n.lake, n.span, n.bucket_at, n.queue, n.status from unnest(rows) as n)
+        as g
+      cross join lateral (
+        select o.ctid
+        from messages.rollup_error as o
+        where (o.lake, o.span, o.bucket_at, o.queue, o.status)
+            = (g.lake, g.span, g.bucket_at, g.queue, g.status)
+          and o.fingerprint <> '(others)'
+        order by o.errors desc, o.fingerprint
+        offset 100
+      ) as k
+    ))
     returning e.*
   )
   insert into messages.rollup_error as r
@@ -167,6 +171,7 @@ create or replace function messages._add_rollup_workers(rows messages.rollup_wor
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
   set jit = off
 as $$
 begin
@@ -176,22 +181,20 @@ begin
     finished = r.finished + excluded.finished,
     dead = r.dead + excluded.dead,
     run_total_us = r.run_total_us + excluded.run_total_us;
-  with ranked as materialized (
-    select w.lake, w.span, w.bucket_at, w.queue, w.worker,
-      row_number() over (
-        partition by w.lake, w.span, w.bucket_at, w.queue order by w.finished desc, w.worker
-      ) as rank
-    from messages.rollup_worker as w
-    where w.worker <> '(others)'
-      and (w.lake, w.span, w.bucket_at, w.queue) in (
-        select n.lake, n.span, n.bucket_at, n.queue from unnest(rows) as n
-      )
-  ), gone as (
+  with gone as (
     delete from messages.rollup_worker as w
-    using ranked as k
-    where k.rank > 20
-      and (w.lake, w.span, w.bucket_at, w.queue, w.worker)
-        = (k.lake, k.span, k.bucket_at, k.queue, k.worker)
+    where w.ctid = any (array(
+      select k.ctid
+      from (select distinct n.lake, n.span, n.bucket_at, n.queue from unnest(rows) as n) as g
+      cross join lateral (
+        select o.ctid
+        from messages.rollup_worker as o
+        where (o.lake, o.span, o.bucket_at, o.queue) = (g.lake, g.span, g.bucket_at, g.queue)
+          and o.worker <> '(others)'
+        order by o.finished desc, o.worker
+        offset 20
+      ) as k
+    ))
     returning w.*
   )
   insert into messages.rollup_worker as r

@@ -40,12 +40,19 @@ begin
   for v_statement in
     select format(
       'alter %s messages.%I owner to %s',
-      case c.relkind when 'c' then 'type' else 'table' end, c.relname, v_owner
+      case c.relkind when 'c' then 'type' when 'S' then 'sequence' else 'table' end, c.relname,
+      v_owner
     )
     from pg_class as c
     where c.relnamespace = 'messages'::regnamespace
-      and c.relkind in ('r', 'p', 'v', 'c')
+      and c.relkind in ('r', 'p', 'v', 'c', 'S')
       and c.relowner <> v_owner
+      -- A sequence of a column goes with its table.
+      and not exists (
+        select from pg_depend as d
+        where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype in ('a', 'i')
+          and c.relkind = 'S'
+      )
     union all
     select format('alter type messages.%I owner to %s', t.typname, v_owner)
     from pg_type as t

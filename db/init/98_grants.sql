@@ -140,6 +140,7 @@ begin
     messages.dead_since(pg_snapshot, text, text),
     messages.current_position(),
     messages.snapshot_of(text),
+    messages.known_position(text),
     messages.queue_grants(text),
     messages.queue_shares(text),
     messages.schedule_info(text),
@@ -150,12 +151,12 @@ begin
     messages.create_queue(
       text, interval, integer, interval, interval, text, interval, integer, integer, integer,
       integer, interval, integer, integer, interval, integer, boolean, boolean, integer, text,
-      boolean, regtype, jsonb
+      boolean, regtype, jsonb, interval
     ),
     messages.alter_queue(
       text, interval, integer, interval, interval, text, interval, integer, integer, integer,
       integer, interval, integer, integer, interval, integer, boolean, boolean, integer, text,
-      boolean, regtype, jsonb
+      boolean, regtype, jsonb, interval
     ),
     messages.set_share(text, text, double precision),
     messages.grant_queue(text, text, boolean, boolean),

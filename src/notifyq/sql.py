@@ -1,6 +1,6 @@
 """Every statement that notifyq sends. Behaviour lives in the functions of schema messages."""
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """The version of the schema that these calls need."""
 
 VERSION = "select messages.version()"
@@ -65,7 +65,8 @@ select messages.create_queue(
   bell => $6, retention => $7, max_bytes => $8, concurrency => $9, key_concurrency => $10,
   rate => $11, rate_period => $12, rate_burst => $13, key_rate => $14, key_rate_period => $15,
   key_rate_burst => $16, ordered => $17, fair => $18, capacity => $19, overflow => $20,
-  durable => $21, payload_type => $22::text::regtype, payload_schema => $23)
+  durable => $21, payload_type => $22::text::regtype, payload_schema => $23,
+  retention_dead => $24)
 """
 ALTER_QUEUE = """
 select messages.alter_queue(
@@ -73,7 +74,8 @@ select messages.alter_queue(
   bell => $6, retention => $7, max_bytes => $8, concurrency => $9, key_concurrency => $10,
   rate => $11, rate_period => $12, rate_burst => $13, key_rate => $14, key_rate_period => $15,
   key_rate_burst => $16, ordered => $17, fair => $18, capacity => $19, overflow => $20,
-  durable => $21, payload_type => $22::text::regtype, payload_schema => $23)
+  durable => $21, payload_type => $22::text::regtype, payload_schema => $23,
+  retention_dead => $24)
 """
 DROP_QUEUE = "select messages.drop_queue(name => $1, force => $2)"
 PAUSE_QUEUE = "select messages.pause_queue(name => $1)"
@@ -157,6 +159,7 @@ STOP_BROKER = "select messages.stop_broker(patience => $1)"
 NUMBER = "select pg_current_xact_id()::text"
 POSITION = "select messages.current_position()"
 SNAPSHOT_OF = "select messages.snapshot_of($1)"
+KNOWN_POSITION = "select messages.known_position($1)"
 # One statement, hence one snapshot: what is read and where the next look begins belong together.
 DEAD_SINCE = """
 select messages.current_position() as position, d.*

@@ -58,6 +58,10 @@ CALLS = {
     "result": UNKNOWN.format("result"),
     "await_result": UNKNOWN.format("await_result"),
     "renotify": "select messages.renotify()",
+    "backlog": "select messages.backlog(most => 100)",
+    "throughput": "select messages.throughput(most => 100)",
+    "workers": "select messages.workers()",
+    "note_worker": "select messages.note_worker('w')",
 }
 
 
@@ -233,6 +237,27 @@ async def test_a_claim_by_limits_reads_no_more_than_it_must(
     assert await connection.fetchval(locked) == 10 * TIMES
 
 
+async def test_a_fair_claim_of_few_keys_reads_what_it_hands_out(explained: Explained) -> None:
+    connection = explained.connection
+    await connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        select messages.create_queue('q', fair => true);
+        insert into messages.message (queue, message, key)
+        select 'q', '1', 'k' || i % 5 from generate_series(1, 20000) as i;
+        select messages.claim(array['q'], 10);
+        set auto_explain.log_min_duration = 0;
+    """)
+    for _ in range(TIMES):
+        plans = await explained.plans("select * from messages.claim(array['q'], 10)")
+        assert any("above" in plan.text for plan in plans), "it did not go by the known keys"
+        for plan in plans:
+            assert "message" not in plan.scans, plan.text
+            removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
+            touched = [*plan.rows_of("Sort"), *plan.rows_of("on message"), *map(int, removed)]
+            # Now and then the next thousand are asked for messages without a key.
+            assert max([0, *touched]) <= 1000, plan.text
+
+
 @pytest.mark.parametrize("call", ["finish", "finish_many", "take"])
 @pytest.mark.parametrize("is_analysed", [False, True])
 async def test_archiving_reads_the_messages_that_are_named_whatever_is_locked(
@@ -328,9 +353,141 @@ async def test_the_history_of_one_message_is_found_by_its_id(
         assert max([0, *plan.rows_of("on attempt_")]) <= 1, plan.text
 
 
+SEARCHES = {
+    # What is searched, and how many rows at most an index gives for it.
+    "search_archive()": 4100,
+    """search_archive('{"queue": "q"}')""": 1100,
+    """search_archive('{"state": "dead"}')""": 1100,
+    """search_archive('{"key": "nothing"}', budget => '0')""": 5000,
+    """search_archive('{"since": "2026-01-02 05:00Z", "until": "2026-01-02 05:01Z"}')""": 1100,
+    "dead_groups(budget => '0')": 1100,
+    """dead_matching('{"until": "2027-01-01"}', 100)""": 1100,
+    "relatives(77)": 10,
+    "search_live(budget => '0')": 1100,
+    """search_live('{"queue": "default", "state": "waiting"}', budget => '0')""": 11100,
+    """search_live('{"state": "locked"}')""": 210,
+    """search_live('{"queue": "default", "dedup_key": "d"}')""": 10,
+}
+
+
+async def test_a_search_reads_slices_by_an_index_whatever_was_there_when_it_was_planned(
+    explained: Explained,
+) -> None:
+    """Two days of a huge archive, each planned for while it was empty and said to stay so."""
+    connection = explained.connection
+    await connection.execute("set auto_explain.log_min_duration = -1")
+    for day in ("2026-01-01", "2026-01-02"):
+        await connection.execute(
+            f"select messages._make_partition('message_archive', 'archived_at', '{day}')"
+        )
+    await connection.execute(
+        "analyze messages.message_archive, messages.message; set auto_explain.log_min_duration = 0"
+    )
+    for call in SEARCHES:
+        for _ in range(TIMES):
+            await explained.plans(f"select * from messages.{call}")
+    await fill(connection)
+    await connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        set client_min_messages = error;
+        insert into messages.message_archive (
+          id, created_at, available_at, archived_at, lock_token, priority, attempts, status, queue,
+          message, headers, details
+        )
+        select i, t, t, t, 1, 0, 1, case when i % 2 = 0 then 'failed' else 'success' end
+          ::messages.message_status, 'q' || repeat('x', i % 2), '1', '{}', 'no luck'
+        from generate_series(1, 20000) as i
+        cross join lateral (select timestamptz '2026-01-01Z' + i * interval '8 s') as x (t);
+        set client_min_messages = log;
+        set auto_explain.log_min_duration = 0;
+    """)
+    for call, most in SEARCHES.items():
+        plans = await explained.plans(f"select * from messages.{call}")
+        assert plans
+        for plan in plans:
+            scans = [it for it in plan.scans if it.startswith(("message", "redrive"))]
+            assert scans == [], (call, plan.text)
+            removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
+            read = [*plan.rows_of("on message"), *map(int, removed)]
+            assert max([0, *read]) <= most, (call, plan.text)
+
+
 async def test_a_plan_that_reads_the_table_would_be_seen(explained: Explained) -> None:
     """The tests above must be able to fail."""
     statement = "select count(*) from messages.message where details = 'x'"
     (plan,) = await explained.plans(f"do $$ begin perform ({statement}); end $$")
     assert plan.scans == ["message"]
     assert plan.rows_of("on message") == [0]
+
+
+# What reads the archive, and how many of its rows it may read: a little more than it gives.
+READS = {
+    "archive_list": ("select * from messages.archive_list(quantity => 10)", 60),
+    "archive_list of a queue": ("select * from messages.archive_list('default', null, 10)", 20),
+    "archive_list of dead": ("select * from messages.archive_list(null, 'failed', 10)", 20),
+    "archive_find": ("select * from messages.archive_find(77)", 1),
+    "dead_list": ("select * from messages.dead_list(quantity => 10)", 20),
+    "dead_list of a queue": ("select * from messages.dead_list('q1', 10)", 120),
+    "dead_count": ("select messages.dead_count()", 200),
+    "dead_count of a queue": ("select messages.dead_count('q1')", 200),
+    "queue_list": ("select * from messages.queue_list()", 0),
+}
+
+
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_reading_the_archive_does_not_grow_with_it(
+    explained: Explained, is_analysed: bool
+) -> None:
+    connection = explained.connection
+    await connection.execute("set auto_explain.log_min_duration = -1")
+    await connection.execute("""
+        insert into messages.message_archive (
+          id, created_at, available_at, archived_at, lock_token, priority, attempts, status, queue,
+          message, headers
+        )
+        select n, t, t, t, 1, 0, 1,
+          (case n % 100 when 0 then 'failed' else 'success' end)::messages.message_status,
+          case n % 7 when 0 then 'q1' when 1 then 'q2' else 'default' end, '1', '{}'
+        from generate_series(1, 20000) as g (n),
+          lateral (select now() - interval '10 seconds' * n) as w (t);
+        select messages._make_partitions();
+    """)
+    if is_analysed:
+        await connection.execute("analyze messages.message_archive")
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for call, (statement, most) in READS.items():
+        for _ in range(TIMES):
+            plans = await explained.plans(statement)
+            assert plans
+            for plan in plans:
+                assert not [name for name in plan.scans if "archive" in name], (call, plan.text)
+                read = sum(plan.rows_of(r"Scan[^\n]* on message_archive_\w+ \w+"))
+                removed = sum(map(int, re.findall(r"Rows Removed by Filter: (\d+)", plan.text)))
+                assert read + removed <= most, (call, plan.text)
+
+
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_a_page_of_the_audit_reads_what_it_shows(
+    explained: Explained, is_analysed: bool
+) -> None:
+    connection = explained.connection
+    await connection.execute("set auto_explain.log_min_duration = -1")
+    await connection.execute("""
+        insert into messages.audit (role, actor, action, subject)
+        select 'r', 'a' || n % 3, 'queue.pause', 'default' from generate_series(1, 20000) as n
+    """)
+    if is_analysed:
+        await connection.execute("analyze messages.audit")
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for page in (
+        "quantity => 10",
+        "before => 5000, quantity => 10",
+        "actor => 'a1', quantity => 3",
+    ):
+        for _ in range(TIMES):
+            plans = await explained.plans(f"select * from messages.audit_list({page})")
+            [plan] = [it for it in plans if "on audit a" in it.text]
+            assert "audit_id_pk" in plan.text
+            read = sum(plan.rows_of("on audit a"))
+            removed = sum(map(int, re.findall(r"Rows Removed by Filter: (\d+)", plan.text)))
+            assert 0 < read + removed <= 10, plan.text

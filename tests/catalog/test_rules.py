@@ -23,8 +23,9 @@ MAY_SET = re.compile(
 # who inserts.
 # And no one but its owner can change a table (capture, uncapture).
 NAMES_ALL = r"messages\.(_published|wait|register|run_broker|(un)?capture)\("
-# What pg_cron runs, it runs as who scheduled it; and only who runs it may end a session.
-AS_CALLER = r"messages\.(start|stop)_broker\("
+# What pg_cron runs, it runs as who scheduled it; and only who runs it may end a session. What one
+# may see of the sessions of others is the server's to decide.
+AS_CALLER = r"messages\.((start|stop)_broker|holders|activity|cron_entries|health)\("
 
 
 async def names(connection: Connection, query: str) -> list[str]:

@@ -19,6 +19,7 @@ async def use_streams(package: Package) -> None:
     assert await package.value("PAUSE_STREAM", "s")
     assert await package.value("RESUME_STREAM", "s")
     assert await package.value("SUBSCRIBE", "s", "mine", None)
+    await _recover(package)
     seen = await package.value("POSITION")
     await package.value("ATTEND_STREAM", "s")
     assert await package.fetch("UNATTEND_STREAMS", ["s"])
@@ -46,6 +47,22 @@ async def _publish(package: Package, texts: list[str]) -> list[int]:
     options = (0, None, None, None, "{}", None)
     rows = await package.fetch("PUBLISH_MANY", "s", texts, *options, *NO_KEYS[1:])
     return [row[0] for row in rows]
+
+
+async def _recover(package: Package) -> None:
+    if not package.has("RECOVER_BATCH"):
+        return
+    await _publish(package, ["0"])
+    batch = await package.value("NEXT_BATCH", "s", "mine", 3, None, None)
+    assert await package.value("RECOVER_BATCH", "s", "mine", 5, None, False) == 1
+    assert await package.value("NEXT_RETRY", "s", "mine") is not None
+    assert not await package.value("LEAVE_BATCH", batch)
+    [again] = await package.fetch("NEXT_EVENTS", "s", "mine", 3, None, None)
+    assert again["message"] == "0"
+    assert await package.value("LEAVE_BATCH", again["batch"])
+    assert await package.value("FINISH_BATCH", again["batch"])
+    assert await package.value("PAYLOAD_SCHEMA", "s") is None
+    assert await package.fetch("LAKES") == []
 
 
 async def _settle(package: Package, ids: list[int]) -> None:

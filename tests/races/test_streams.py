@@ -335,3 +335,100 @@ async def test_a_batch_that_was_taken_over_repeats_for_its_new_member(
     assert await next_of("two") == dead
     assert await next_of("one", takeover=minute) not in {dead, own, None}
     assert await value(connection, "finish_batch", batch=dead)
+
+
+async def _age(session: Connection) -> None:
+    await session.execute(
+        "update messages.segment set opened_at = opened_at - interval '1 day';"
+        "update messages.tick set created_at = created_at - interval '1 day'"
+    )
+
+
+async def _read_all(session: Connection, subscriber: str) -> list[Any]:
+    found: list[Any] = []
+    asked = {"stream": "s", "subscriber": subscriber}
+    while (batch := await value(session, "next_batch", **asked)) is not None:
+        found += [row["message"] for row in await rows(session, "batch_events", batch=batch)]
+        assert await value(session, "finish_batch", batch=batch)
+    return found
+
+
+@pytest.mark.parametrize("looks_before", [False, True])
+async def test_a_publisher_that_came_while_its_segment_was_being_closed_is_waited_for(
+    connection: Connection, connect: Connect, looks_before: bool
+) -> None:
+    """It has read which segment is the present one, and is slow in writing to it."""
+    closer, later, gate = await connect(), await connect(), await connect()
+    await value(connection, "create_stream", name="s", retention=timedelta(0))
+    await value(connection, "subscribe", stream="s", subscriber="c")
+    spare = "select exists (select from messages.segment where stream is null)"
+    while not await connection.fetchval(spare):
+        await value(connection, "publish", queue="s", message=0)
+        assert await _read_all(connection, "c") == [0]
+        await _age(connection)
+        await rows(connection, "maintain")
+    await value(connection, "publish", queue="s", message=0)
+    assert await _read_all(connection, "c") == [0]
+    await _age(connection)
+    present = "select segment from messages.stream"
+    segment = await connection.fetchval(present)
+    await later.execute("begin")
+    if looks_before:
+        await later.execute("select from pg_stat_activity")
+    publisher = await connect()
+    await closer.execute("begin")
+    await rows(closer, "maintain")
+    assert await closer.fetchval(present) != segment
+    await gate.execute("begin; alter sequence messages.event_id_seq no cycle")
+    publishing = asyncio.create_task(value(publisher, "publish", queue="s", message=4))
+    await until_blocked(connection, publisher)
+    await closer.execute("commit")
+    await rows(later, "maintain")
+    await later.execute("commit")
+    for _ in range(3):
+        await rows(connection, "maintain")
+        await value(connection, "tick", stream="s")
+        assert await _read_all(connection, "c") == []
+    await gate.execute("rollback")
+    await publishing
+    assert await _read_all(connection, "c") == [4]
+
+
+async def test_a_new_segment_is_written_to_when_all_can_know_of_it(
+    connection: Connection, connect: Connect
+) -> None:
+    """Who has made it may be slow in telling others: until it has, it holds the table."""
+    maker = await connect()
+    await value(connection, "create_stream", name="s", retention=timedelta(0))
+    await value(connection, "publish", queue="s", message=0)
+    await _age(connection)
+    present = "select segment from messages.stream"
+    first = await connection.fetchval(present)
+    await rows(connection, "maintain")
+    assert await connection.fetchval(present) == first
+    spare = await connection.fetchval("select id from messages.segment where stream is null")
+    async with maker.transaction():
+        await maker.execute(f"lock table messages.event_{spare}")
+        await rows(connection, "maintain")
+        assert await connection.fetchval(present) == first
+    await rows(connection, "maintain")
+    assert await connection.fetchval(present) != first
+
+
+async def test_all_sessions_are_told_once_more_of_a_segment_when_it_is_written_to(
+    connection: Connection,
+) -> None:
+    """One that looks up the tables of events while another one is made may miss that."""
+    await value(connection, "create_stream", name="s", retention=timedelta(0))
+    await value(connection, "publish", queue="s", message=0)
+    said = """
+        select xmin from pg_attribute
+        where attrelid = 'messages.event'::regclass and attname = 'id'
+    """
+    present = "select segment from messages.stream"
+    first, before = await connection.fetchval(present), await connection.fetchval(said)
+    while await connection.fetchval(present) == first:
+        assert await connection.fetchval(said) == before
+        await _age(connection)
+        await rows(connection, "maintain")
+    assert await connection.fetchval(said) != before

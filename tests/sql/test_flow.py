@@ -273,6 +273,48 @@ async def test_a_fair_claim_finds_a_new_key_in_its_round(connection: Connection)
         assert late in [id_ for _ in range(5) for id_ in await ids(connection, 1)]
 
 
+async def known(connection: Connection) -> list[str] | None:
+    keys: list[str] | None = await value(connection, "_known_keys", queue="q", quantity=100)
+    return keys
+
+
+@pytest.mark.parametrize("late", ["a", "c", "g", ""])
+async def test_a_claim_that_knows_the_keys_finds_new_ones(
+    connection: Connection, late: str
+) -> None:
+    await limited(connection, fair=True)
+    await put(connection, *"bdf" * 20)
+    assert Counter(it["key"] for it in await claim(connection, 6)) == {"b": 2, "d": 2, "f": 2}
+    assert await known(connection) == ["b", "d", "f"]
+    await put(connection, *[late] * 3)
+    assert Counter(it["key"] for it in await claim(connection, 8)) == dict.fromkeys(
+        ["b", "d", "f", late], 2
+    )
+    # It has but one more, which leaves the rest to the others.
+    had = Counter(it["key"] for it in await claim(connection, 13))
+    assert had == {"b": 4, "d": 4, "f": 4, late: 1}
+    assert await known(connection) is None
+
+
+async def test_a_claim_that_knows_the_keys_goes_on_where_the_last_one_has_ended(
+    connection: Connection,
+) -> None:
+    await limited(connection, fair=True)
+    await put(connection, *"abc" * 20)
+    had: Counter[str] = Counter()
+    for quantity in (4, 5, 7, 3, 8, 4, 4):
+        had.update(it["key"] for it in await claim(connection, quantity))
+        assert await known(connection) == ["a", "b", "c"]
+        assert max(had.values()) - min(had.values()) <= 1
+    # What was learnt in a transaction goes with it.
+    transaction = connection.transaction()
+    await transaction.start()
+    assert len(await claim(connection, 30)) == 25
+    assert await known(connection) is None
+    await transaction.rollback()
+    assert await known(connection) == ["a", "b", "c"]
+
+
 async def test_a_fair_claim_is_full_while_anything_waits(connection: Connection) -> None:
     await limited(connection, fair=True)
     await put(connection, *["big"] * 300, *(f"small{n}" for n in range(25)), *[None] * 5)

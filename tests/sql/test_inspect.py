@@ -58,6 +58,7 @@ async def test_queue_info_counts_messages_by_where_they_stand(connection: Connec
         "payload_schema": None,
         "finished": None,
         "dropped": None,
+        "retention_dead": None,
     }
     assert default["queue"] == "default"
     assert (default["waiting"], default["oldest_waiting_at"]) == (0, None)

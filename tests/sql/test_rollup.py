@@ -207,6 +207,36 @@ async def test_rare_errors_and_idle_workers_are_counted_under_one_name(
     assert last[-1]["worker"] == "(others)"
 
 
+async def test_what_is_added_to_an_emptied_table_is_not_read_again_for_each_row(
+    connection: Connection, lake: int
+) -> None:
+    """Statistics are of the empty table then, while its pages are no more than the new rows."""
+    counted = [
+        {"bucket_at": HOUR - timedelta(hours=hour), "queue": f"q{queue}", "worker": f"w{number}",
+         "finished": number, "dead": 0, "run_total_us": 5}
+        for hour in range(10) for queue in range(3) for number in range(100)
+    ]  # fmt: skip
+    failed = [
+        {"bucket_at": HOUR - timedelta(hours=hour), "queue": "q", "status": "failed",
+         "fingerprint": f"e{number}", "errors": 1, "first_at": HOUR, "last_at": HOUR, "sample": "s"}
+        for hour in range(10) for number in range(150)
+    ]  # fmt: skip
+    tables = {"rollup_worker": len(counted), "rollup_error": len(failed)}
+    await roll(connection, lake, 0, 3, [], failed, counted)
+    await connection.execute("analyze messages.rollup_worker, messages.rollup_error")
+    await connection.fetchval("select messages.forget_rollup($1)", lake)
+    for table in tables:
+        await connection.execute(f"vacuum messages.{table}")
+    read = """
+        select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
+        from pg_stat_xact_user_tables where relid = $1::text::regclass
+    """
+    async with connection.transaction():
+        await roll(connection, lake, 0, 3, [], failed, counted)
+        for table, quantity in tables.items():
+            assert await connection.fetchval(read, f"messages.{table}") <= 3 * quantity
+
+
 async def test_old_hours_become_days_and_nothing_is_lost(connection: Connection, lake: int) -> None:
     old = datetime(2026, 3, 1, 7, tzinfo=UTC)
     hours = [old - timedelta(hours=number) for number in range(10)]
