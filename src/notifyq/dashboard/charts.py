@@ -1,0 +1,207 @@
+"""Charts as SVG, drawn here: no script is needed to see them, and styles give the colours."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_TICKS = [timedelta(seconds=it) for it in (10, 30)]
+_TICKS += [timedelta(minutes=it) for it in (1, 2, 5, 10, 15, 30)]
+_TICKS += [timedelta(hours=it) for it in (1, 2, 3, 6, 12)] + [
+    timedelta(days=it) for it in (1, 2, 7)
+]
+_ORIGIN = datetime(2000, 1, 3, tzinfo=UTC)
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values of one thing, one for each step; None where there is none."""
+
+    name: str
+    label: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart over a time, in steps."""
+
+    name: str
+    title: str
+    says: str
+    """What it shows, in words: for those who do not see it, and under it."""
+    starts: tuple[datetime, ...]
+    step: timedelta
+    series: tuple[Series, ...]
+    write: Callable[[float], str]
+    is_stacked: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not any(it for series in self.series for it in series.values)
+
+    def svg(self, width: int = 760, height: int = 190) -> Markup:
+        """The picture, for a place of about this width."""
+        frame = _Frame(self, width, height)
+        parts = [frame.rules(), *(frame.bars() if self.is_stacked else frame.lines())]
+        parts += frame.hovers()
+        name = f"{self.name}-{width}"
+        return Markup(
+            '<svg viewBox="0 0 {} {}" role="img" aria-labelledby="{}-t {}-d">'
+            '<title id="{}-t">{}</title><desc id="{}-d">{}</desc>{}</svg>'
+        ).format(
+            width, height, name, name, name, self.title, name, self.says, Markup("").join(parts)
+        )
+
+
+class _Frame:
+    """Where things are in the picture."""
+
+    def __init__(self, chart: Chart, width: int, height: int) -> None:
+        self.chart = chart
+        self.right, self.bottom = width - _RIGHT, height - _BOTTOM
+        self.count = max(1, len(chart.starts))
+        self.unit = (self.right - _LEFT) / self.count
+        if chart.is_stacked:
+            columns = zip(*(it.values for it in chart.series), strict=True)
+            self.ticks = _linear(
+                max((sum(it or 0 for it in column) for column in columns), default=0)
+            )
+        else:
+            known = [it for series in chart.series for it in series.values if it]
+            self.ticks = _logarithmic(known)
+
+    def x(self, place: float) -> float:
+        return _LEFT + place * self.unit
+
+    def y(self, value: float) -> float:
+        low, high = self.ticks[0], self.ticks[-1]
+        if self.chart.is_stacked:
+            part = value / high
+        else:
+            value = min(max(value, low), high)
+            part = math.log(value / low) / math.log(high / low)
+        return self.bottom - part * (self.bottom - _TOP)
+
+    def rules(self) -> Markup:
+        parts = []
+        for tick in self.ticks:
+            at = self.y(tick)
+            parts.append(
+                f'<line class="rule" x1="{_LEFT}" x2="{self.right}" y1="{at:.1f}" y2="{at:.1f}"/>'
+                f'<text x="{_LEFT - 6}" y="{at + 3.5:.1f}" text-anchor="end">'
+                f"{escape(self.chart.write(tick))}</text>"
+            )
+        first, whole = self.chart.starts[0], self.chart.step * self.count
+        most = max(2, int((self.right - _LEFT) / 72))
+        apart = next((it for it in _TICKS if whole / it <= most), whole)
+        is_days = apart >= timedelta(days=1)
+        at_time = _ORIGIN + -((_ORIGIN - first) // apart) * apart
+        while at_time <= first + whole:
+            at = self.x((at_time - first) / self.chart.step)
+            text = at_time.strftime(
+                "%m-%d" if is_days else "%H:%M:%S" if apart < timedelta(minutes=1) else "%H:%M"
+            )
+            if _LEFT + 10 <= at <= self.right - 10:
+                parts.append(
+                    f'<text x="{at:.1f}" y="{self.bottom + 15}" text-anchor="middle" '
+                    f'data-at="{at_time.isoformat()}">{text}</text>'
+                )
+            at_time += apart
+        return Markup("").join(Markup(part) for part in parts)  # noqa: S704  numbers, and escaped
+
+    def bars(self) -> list[Markup]:
+        """One path for each series, stacked in their order."""
+        base = [0.0] * self.count
+        found = []
+        gap = min(1.0, self.unit * 0.15)
+        for series in self.chart.series:
+            path = []
+            for place, value in enumerate(series.values):
+                if not value:
+                    continue
+                low, high = self.y(base[place]), self.y(base[place] + value)
+                base[place] += value
+                left, wide = self.x(place) + gap / 2, self.unit - gap
+                path.append(f"M{left:.1f} {low:.1f}V{high:.1f}h{wide:.1f}V{low:.1f}z")
+            if path:
+                found.append(
+                    Markup('<path class="f-{}" d="{}"/>').format(series.name, "".join(path))
+                )
+        return found
+
+    def lines(self) -> list[Markup]:
+        """One line for each series; where values are missing it is broken."""
+        found = []
+        for series in self.chart.series:
+            path, is_down = [], False
+            for place, value in enumerate(series.values):
+                if value is None:
+                    is_down = False
+                    continue
+                at = self.y(value)
+                # A step that stands alone must be seen, too.
+                path.append(f"{'L' if is_down else 'M'}{self.x(place + 0.1):.1f} {at:.1f}")
+                path.append(f"L{self.x(place + 0.9):.1f} {at:.1f}")
+                is_down = True
+            if path:
+                found.append(
+                    Markup('<path class="line s-{}" d="{}"/>').format(series.name, "".join(path))
+                )
+        return found
+
+    def hovers(self) -> list[Markup]:
+        """Over each step what it has, as a hint."""
+        found = []
+        for place, start in enumerate(self.chart.starts):
+            said = [
+                f"{series.label} {self.chart.write(value)}"
+                for series in self.chart.series
+                if (value := series.values[place])
+            ]
+            if said:
+                found.append(
+                    Markup(
+                        '<rect class="hover" x="{:.1f}" y="{}" width="{:.1f}" height="{}">'
+                        "<title>{} UTC: {}</title></rect>"
+                    ).format(
+                        self.x(place), _TOP, self.unit, self.bottom - _TOP,
+                        start.strftime("%m-%d %H:%M:%S"), ", ".join(said),
+                    )
+                )  # fmt: skip
+        return found
+
+
+def steps(since: datetime, until: datetime, step: timedelta) -> tuple[datetime, ...]:
+    """Where the steps of a time begin, at whole multiples of the step."""
+    first = _ORIGIN + (since - _ORIGIN) // step * step
+    return tuple(first + step * place for place in range(-((first - until) // step)))
+
+
+def _linear(most: float) -> list[float]:
+    """Ticks from 0 to at least the most, at round numbers."""
+    if most <= 0:
+        return [0, 1]
+    size = 10 ** math.floor(math.log10(most / 4))
+    apart = next(size * it for it in (1, 2, 2.5, 5, 10) if size * it * 4 >= most)
+    apart = max(1.0, apart)
+    return [apart * place for place in range(math.ceil(most / apart) + 1)]
+
+
+def _logarithmic(known: Sequence[float]) -> list[float]:
+    """Ticks at powers of ten, or of 100, around what there is."""
+    low = math.floor(math.log10(max(min(known, default=0.1), 1e-4)))
+    high = math.ceil(math.log10(max(max(known, default=1), 1e-3)))
+    high = max(high, low + 1)
+    every = 1 if high - low <= 4 else 2
+    ticks = [10.0**power for power in range(low, high + every, every)]
+    return ticks if len(ticks) > 1 else [10.0**low, 10.0 ** (low + 1)]
