@@ -30,6 +30,7 @@ from notifyq.events import (
     log_sink,
 )
 from notifyq.listener import Listener
+from notifyq.route import Route
 
 if TYPE_CHECKING:
     from typing import Any
@@ -47,7 +48,10 @@ _PING = 10.0
 
 
 class Broker:
-    """The broker of the role and the database of a DSN, which must be reached without a pooler."""
+    """The broker of the role and the database of a DSN, which must be reached without a pooler.
+
+    Its place among brokers is a lock of its session.
+    """
 
     def __init__(
         self,
@@ -185,8 +189,14 @@ class Broker:
         before, self._connection = self._connection, None
         if before is not None:
             before.terminate()
-        connection = await connect(self._database.dsn, name=_NAME, timeout=timeout)
+        route = Route(self._database.dsn, name=_NAME, timeout=timeout)
+        connection = await connect(self._database.dsn, route=route)
         self._connection = connection
+        if route.way is not None and route.way.is_pooled:
+            log.warning(
+                "the broker needs a session of its own, and a pooler in transaction mode has none: "
+                "give --listen-dsn or NOTIFYQ_LISTEN_DSN, the address of the server itself"
+            )
         if self._identity is not None:
             # The server may not know yet that the one before is dead, and keep its place for it.
             await connection.fetch(sql.END_SESSION, *self._identity)

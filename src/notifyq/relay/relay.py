@@ -117,7 +117,7 @@ class Relay:
                 promises, list(self._routes), poll=settings.poll.total_seconds()
             )
             async with Listener(
-                self._source.dsn,
+                self._source.listen_dsn,
                 [sql.NEW_MESSAGE],
                 self._hear,
                 settings=self._source.settings,

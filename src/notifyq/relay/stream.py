@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from notifyq import sql
 from notifyq.config import RelaySettings
+from notifyq.doorbell import Hearing
 from notifyq.errors import ConfigurationError
 from notifyq.events import Guarded, log_sink
 from notifyq.listener import Listener
@@ -154,12 +155,13 @@ class StreamRelay:
             )
             self._stall = Stall(self._target, self._sink, on_end=self._wake.set)
             async with Listener(
-                self._source.dsn,
+                self._source.listen_dsn,
                 [sql.NEW_EVENT],
                 self._hear,
                 settings=self._source.settings,
                 name="notifyq relay",
                 ping=10,
+                services=[Hearing(self._source).serve],
                 sink=self._sink,
             ) as listener:
                 self._sink(RelayStarted(relay=self.name, routes=(f"{self.label}:{self._queue}",)))
