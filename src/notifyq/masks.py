@@ -1,0 +1,131 @@
+"""What of payloads nobody shall see on a screen: the values of some keys, or all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+HIDDEN = "•••"
+"""What is shown in place of a value."""
+_SHORTEST = 3
+"""Characters of a hidden value that are looked for in other texts; less is found everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Patterns of keys, `password` or `*.token`: whose values are hidden, at any depth.
+
+    A pattern without a dot means a key wherever it stands; one with dots is compared with the whole
+    path from the top, `user.card.number`, where `*` may stand for any part of it.
+    """
+
+    patterns: tuple[str, ...] = ()
+    all_payloads: bool = False
+
+    @classmethod
+    def parse(cls, text: str | None, *, all_payloads: bool = False) -> Masks:
+        """Read patterns with commas between them."""
+        parts = (part.strip().lower() for part in (text or "").split(","))
+        return cls(tuple(part for part in parts if part), all_payloads)
+
+    @property
+    def are_none(self) -> bool:
+        """Whether everything may be seen."""
+        return not self.patterns and not self.all_payloads
+
+    def value(self, value: Any) -> Any:
+        """A decoded value with what is hidden replaced."""
+        return HIDDEN if self.all_payloads else self._walk(value, ())
+
+    def text(self, text: str | None, *, indent: int | None = 2) -> str | None:
+        """JSON text, as PostgreSQL has it, with what is hidden replaced."""
+        if text is None:
+            return None
+        if self.all_payloads:
+            return json.dumps(HIDDEN, ensure_ascii=False)
+        # Python would round numbers, or refuse them: they are put aside as they were written.
+        numbers: list[str] = []
+        mark = secrets.token_hex(8)
+
+        def keep(number: str) -> str:
+            numbers.append(number)
+            return f"{mark}{len(numbers) - 1}"
+
+        try:
+            value = json.loads(text, parse_float=keep, parse_int=keep)
+            written = json.dumps(self._walk(value, ()), ensure_ascii=False, indent=indent)
+            return re.sub(f'"{mark}(\\d+)"', lambda found: numbers[int(found[1])], written)
+        except (RecursionError, ValueError):
+            # Too deep to look into: nothing of it is shown where something is to be hidden.
+            return text if self.are_none else json.dumps(HIDDEN, ensure_ascii=False)
+
+    def _walk(self, value: Any, path: tuple[str, ...]) -> Any:
+        match value:
+            case dict():
+                return {
+                    key: HIDDEN
+                    if self.hides((*path, key.lower()))
+                    else self._walk(it, (*path, key.lower()))
+                    for key, it in value.items()
+                }
+            case list():
+                return [self._walk(it, path) for it in value]
+            case _:
+                return value
+
+    def hides(self, path: tuple[str, ...]) -> bool:
+        """Whether the value at this path, of keys in lower case, is hidden."""
+        whole = ".".join(path)
+        return any(
+            fnmatchcase(whole if "." in pattern else path[-1], pattern)
+            # `*.token` also means a token at the top.
+            or (pattern.startswith("*.") and fnmatchcase(whole, pattern[2:]))
+            for pattern in self.patterns
+        )
+
+
+def redacted(text: str | None, masks: Masks, *documents: str | None) -> str | None:
+    """An error or a traceback without the values that are hidden in these JSON texts."""
+    if text is None or masks.are_none:
+        return text
+    if any(it is None for it in documents):
+        # What is to be hidden is not known here: all but the kind of the error may be it.
+        return f"{text.partition(':')[0][:200]}: {HIDDEN}"
+    hidden: set[str] = set()
+    for document in documents:
+        _gather(json.loads(document or "null", parse_float=str, parse_int=str), masks, (), hidden)
+    for value in sorted(hidden, key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    return text
+
+
+def _gather(value: Any, masks: Masks, path: tuple[str, ...], into: set[str]) -> None:
+    """Collect the values that are hidden, as texts, also as Python and JSON write them."""
+    match value:
+        case dict():
+            for key, it in value.items():
+                deeper = (*path, key.lower())
+                _gather(it, _ALL if masks.hides(deeper) else masks, deeper, into)
+        case list():
+            for it in value:
+                _gather(it, masks, path, into)
+        case str() if masks.all_payloads:
+            forms = {value, json.dumps(value)[1:-1], repr(value)[1:-1]}
+            into |= {form for form in forms if len(form) >= _SHORTEST}
+        case _:
+            pass
+
+
+class _All:
+    all_payloads = True
+
+    @staticmethod
+    def hides(_: tuple[str, ...]) -> bool:
+        return True
+
+
+_ALL: Any = _All()
