@@ -1,6 +1,7 @@
 """Look at a database, a server and the way to them, and say what is wrong and what to do."""
 
-from notifyq.doctor.examination import examine
-from notifyq.doctor.finding import Finding, Level
+from notifyq.doctor.examination import CHECKS, examine
+from notifyq.doctor.finding import Finding, Fix, Level
+from notifyq.doctor.mending import mend, steps
 
-__all__ = ["Finding", "Level", "examine"]
+__all__ = ["CHECKS", "Finding", "Fix", "Level", "examine", "mend", "steps"]

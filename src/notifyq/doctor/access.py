@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import asyncpg
+
 from notifyq.config import has_password
 from notifyq.database import connect
-from notifyq.doctor.finding import ok, skipped, warn
+from notifyq.doctor.finding import fail, ok, skipped, warn
 
 if TYPE_CHECKING:
     from notifyq.doctor.finding import Finding, Look
@@ -28,22 +30,64 @@ async def check_bell(look: Look) -> Finding:
     heard = asyncio.Event()
     # Of its own, so that no worker wakes up.
     channel = f"notifyq_doctor_{uuid.uuid4().hex}"
-    listener = await connect(look.dsn, name="notifyq doctor")
+    listener = await connect(look.listen_dsn or look.dsn, name="notifyq doctor")
     try:
         await listener.add_listener(channel, lambda *_: heard.set())
         await look.value("select pg_notify($1, '')", channel)
         async with asyncio.timeout(_HEARD_WITHIN):
             await heard.wait()
     except TimeoutError:
+        if look.listen_dsn is not None:
+            return fail(
+                "no bell arrives at the listen DSN",
+                "it must be the address of the same database without a pooler",
+            )
         return warn(
             "no bell arrives, as behind a pooler in transaction mode: messages are found by "
             "polling, up to a second later",
-            "give the app a direct address, App(dsn, listen_dsn=…), or use session mode",
+            "give a direct address to listen at, NOTIFYQ_LISTEN_DSN or App(dsn, listen_dsn=…), or "
+            "use session mode",
         )
     finally:
         # A pooler would keep the subscription for whoever gets that session next.
         listener.terminate()
-    return ok("a bell arrives")
+    return ok("a bell arrives" + (" at the listen DSN" if look.listen_dsn is not None else ""))
+
+
+async def check_pooler(look: Look) -> Finding:
+    """Whether a pooler is between, and lends a session for each transaction anew."""
+    try:
+        pids = await _pids(look)
+    except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
+        pids = None  # each transaction had another session, with other statements
+    if pids is None or len(pids) > 1:
+        found = "a pooler is between that lends sessions by transaction"
+        if look.listen_dsn is not None:
+            return ok(f"{found}, and another address to listen at")
+        return warn(
+            f"{found}: neither LISTEN nor the lock of a session outlives one",
+            "give a direct address beside it, NOTIFYQ_LISTEN_DSN or App(dsn, listen_dsn=…)",
+        )
+    return ok("a pooler is between, in session mode" if pids else "no pooler is between")
+
+
+async def _pids(look: Look) -> set[int]:
+    """Server processes that the session of the look had; none, if there is no pooler."""
+    ask = "select pg_backend_pid()"
+    seen = {await look.value(ask)}
+    # What the other side called its process when the session began; a pooler makes that up.
+    if seen == {look.connection.get_server_pid()}:
+        return set()
+    others = [await connect(look.dsn, name="notifyq doctor") for _ in range(2)]
+    try:
+        # Whoever is in a transaction keeps its server process. One that is not gets another.
+        for other in others:
+            await other.execute("begin; select 1")
+            seen.add(await look.value(ask))
+    finally:
+        for other in others:
+            other.terminate()
+    return seen
 
 
 async def check_tls(look: Look) -> Finding:
@@ -59,7 +103,8 @@ async def check_tls(look: Look) -> Finding:
     if not row["ssl"]:
         return warn(
             "messages and passwords cross the network in the clear",
-            "set ssl = on in the server, and sslmode=verify-full in the DSN",
+            "give the server a certificate (ssl_cert_file, ssl_key_file), then: alter system set "
+            "ssl = on; select pg_reload_conf(); and set sslmode=verify-full in the DSN",
         )
     if mode != "verify-full":
         return warn(
@@ -126,4 +171,4 @@ def _showing() -> list[int]:
     return found
 
 
-CHECKS = {"bell": check_bell, "tls": check_tls, "password": check_password}
+CHECKS = {"bell": check_bell, "pooler": check_pooler, "tls": check_tls, "password": check_password}

@@ -8,12 +8,23 @@ import asyncpg
 
 from notifyq.backoff import is_lost, is_misfit
 from notifyq.database import connect, explained, explaining
-from notifyq.doctor import access, activity, install, lakes, server, streams
+from notifyq.doctor import (
+    access,
+    activity,
+    drift,
+    install,
+    lakes,
+    server,
+    storage,
+    streams,
+    tables,
+    upkeep,
+)
 from notifyq.doctor.finding import Look, fail, skipped
 from notifyq.errors import AccessDeniedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
     from notifyq.doctor.finding import Finding
 
@@ -23,6 +34,10 @@ CHECKS: dict[str, Check] = {
     **server.CHECKS,
     **access.CHECKS,
     **install.CHECKS,
+    **drift.CHECKS,
+    **tables.CHECKS,
+    **storage.CHECKS,
+    **upkeep.CHECKS,
     **streams.CHECKS,
     **lakes.CHECKS,
     **activity.CHECKS,
@@ -34,6 +49,15 @@ _LOOKING_ROLE = "notifyq_worker, notifyq_reader or notifyq_admin"
 _RIGHTS = {
     "autovacuum": _ANY_ROLE,
     "schema": _ANY_ROLE,
+    "functions": _ANY_ROLE,
+    "grants": _ANY_ROLE,
+    "tables": _LOOKING_ROLE,
+    "partitions": _LOOKING_ROLE,
+    "workers": "notifyq_reader or notifyq_admin",
+    "snapshots": _LOOKING_ROLE,
+    "idle": _LOOKING_ROLE,
+    "long": _LOOKING_ROLE,
+    "locks": _LOOKING_ROLE,
     "install": _LOOKING_ROLE,
     "origin": _LOOKING_ROLE,
     "upkeep": _LOOKING_ROLE,
@@ -47,10 +71,13 @@ _RIGHTS = {
 }
 
 
-async def examine(dsn: str, source: str = "--dsn") -> AsyncIterator[tuple[str, Finding]]:
+async def examine(
+    dsn: str, source: str = "--dsn", listen_dsn: str | None = None, only: Collection[str] = ()
+) -> AsyncIterator[tuple[str, Finding]]:
     """Run the checks one after the other and yield the name and the finding of each.
 
-    `source` says where the DSN is from. Raises as `connect` does where there is no server.
+    `source` says where the DSN is from, `listen_dsn` where the bell is expected, and `only` which
+    checks are wanted, if not all. Raises as `connect` does where there is no server.
     """
     connection = await connect(dsn, name="notifyq doctor")
     try:
@@ -58,8 +85,10 @@ async def examine(dsn: str, source: str = "--dsn") -> AsyncIterator[tuple[str, F
             sees_all = await connection.fetchval(
                 "select pg_has_role(current_user, 'pg_read_all_stats', 'usage')"
             )
-            look = Look(connection, dsn, source, bool(sees_all))
+            look = Look(connection, dsn, source, bool(sees_all), listen_dsn)
             for name, check in CHECKS.items():
+                if only and name not in only:
+                    continue
                 yield name, await _found(name, check, look)
     finally:
         await connection.close(timeout=5)
@@ -71,6 +100,8 @@ async def _found(name: str, check: Check, look: Look) -> Finding:
     except (asyncpg.InsufficientPrivilegeError, AccessDeniedError):
         right = _RIGHTS.get(name, "a right that this user lacks")
         return skipped("this user may not look", f"needs {right}")
+    except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
+        return skipped("a pooler mixes up prepared statements", "see the check `pooler`")
     except asyncpg.InvalidSchemaNameError:
         return fail("schema messages is not installed", "run `notifyq init`")
     except asyncpg.PostgresError as error:

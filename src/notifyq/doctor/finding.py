@@ -1,4 +1,4 @@
-"""What a check finds, and what checks look through."""
+"""What a check finds, what would mend it, and what checks look through."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from notifyq import sql
+from notifyq import monitor, sql
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -26,12 +26,29 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Fix:
+    """What `--fix` does about a finding: it loses no message, and can be done again."""
+
+    statements: tuple[str, ...] = ()
+    """Sent first, one after the other."""
+    installs: bool = False
+    """Whether the files of the schema are then run again, as `notifyq init` does."""
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The same as texts, for who decides on it."""
+        return (*self.statements, *(["notifyq init"] if self.installs else []))
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What one check has found, and, unless that is ok, what to do about it."""
 
     level: Level
     found: str
     advice: str = ""
+    fix: Fix | None = None
+    """What mends it safely; None: a person must decide."""
 
 
 def ok(found: str) -> Finding:
@@ -39,14 +56,14 @@ def ok(found: str) -> Finding:
     return Finding(Level.OK, found)
 
 
-def warn(found: str, advice: str) -> Finding:
+def warn(found: str, advice: str, fix: Fix | None = None) -> Finding:
     """It works, but not as well or as safely as it could."""
-    return Finding(Level.WARN, found, advice)
+    return Finding(Level.WARN, found, advice, fix)
 
 
-def fail(found: str, advice: str) -> Finding:
+def fail(found: str, advice: str, fix: Fix | None = None) -> Finding:
     """It does not work, or everybody may do what only some should."""
-    return Finding(Level.FAIL, found, advice)
+    return Finding(Level.FAIL, found, advice, fix)
 
 
 def skipped(found: str, advice: str) -> Finding:
@@ -64,7 +81,10 @@ class Look:
     """Where the DSN is from, as `--dsn` or `NOTIFYQ_DSN`."""
     sees_all: bool
     """Whether sessions of other users show what they do: that takes pg_read_all_stats."""
+    listen_dsn: str | None = None
+    """Where sessions of ours listen, if that is not the DSN."""
     _diagnosis: asyncpg.Record | None = field(default=None, init=False)
+    _health: monitor.Health | None = field(default=None, init=False)
 
     async def row(self, query: str, *args: Any) -> asyncpg.Record:
         """The one row of a query that has one."""
@@ -82,6 +102,16 @@ class Look:
             self._diagnosis = await self.row(sql.DIAGNOSE)
         return self._diagnosis
 
+    async def health(self) -> monitor.Health:
+        """What messages.health() says, asked once for all checks that want some of it."""
+        if self._health is None:
+            self._health = await monitor.health(self.connection)
+        return self._health
+
+    def forget(self) -> None:
+        """Ask anew: something was changed."""
+        self._diagnosis = self._health = None
+
     @property
     def blind_spot(self) -> str:
         """What to add where only sessions of this user were seen."""
@@ -95,3 +125,11 @@ def lasting(value: timedelta) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.1f} s"
+
+
+def size(value: float) -> str:
+    """A number of bytes."""
+    for power, unit in ((40, "TB"), (30, "GB"), (20, "MB"), (10, "kB")):
+        if value >= 2 * 2**power:
+            return f"{value / 2**power:.0f} {unit}"
+    return f"{value:.0f} bytes"

@@ -5,15 +5,18 @@ from __future__ import annotations
 from time import time
 from typing import TYPE_CHECKING
 
+from notifyq.doctor.bugs import bugs_of
 from notifyq.doctor.finding import fail, ok, warn
+from notifyq.doctor.settings import change
 
 if TYPE_CHECKING:
     from notifyq.doctor.finding import Finding, Look
 
 _OLDEST = 15
-# Before these, a listener that lags may fail on the status of an old transaction.
-# Source: commit 8eeb4a0f7c of PostgreSQL and its release notes of November 2025.
-_MENDED = {15: 15, 16: 11, 17: 7, 18: 1}
+_SHORTEST_IDLE = 60_000
+"""Milliseconds; workers and pools let sessions idle for longer."""
+_SHORTEST = 10_000
+"""Milliseconds that a handler with a transaction, and a wait for a lock, should have."""
 
 
 async def check_version(look: Look) -> Finding:
@@ -23,11 +26,12 @@ async def check_version(look: Look) -> Finding:
     found = f"PostgreSQL {major}.{minor}"
     if major < _OLDEST:
         return fail(found, f"version {_OLDEST} is the oldest that notifyq works with")
-    if minor < _MENDED.get(major, 0):
+    if bugs := bugs_of(major, minor):
+        mended = max(bug.mended[major] for bug in bugs)
         return warn(
             found,
-            f"update to {major}.{_MENDED[major]} or later: before that LISTEN may fail with "
-            "`could not access status of transaction`",
+            f"update to {major}.{mended} or later: "
+            + "; ".join(f"{bug.what} ({bug.source})" for bug in bugs),
         )
     return ok(found)
 
@@ -39,7 +43,7 @@ async def check_standby(look: Look) -> Finding:
     if await look.value("show default_transaction_read_only") == "on":
         return fail(
             "transactions are read-only by default",
-            "take default_transaction_read_only off this database or user",
+            await change(look, "default_transaction_read_only", "off"),
         )
     return ok("a primary")
 
@@ -50,21 +54,16 @@ async def check_durability(look: Look) -> Finding:
         "select current_setting('fsync') as fsync, current_setting('full_page_writes') as pages, "
         "current_setting('synchronous_commit') as commits"
     )
-    if row["fsync"] == "off":
+    risks = {
+        "fsync": (row["fsync"], "a crash of the machine may lose or ruin everything"),
+        "full_page_writes": (row["pages"], "a crash of the machine may ruin tables"),
+        "synchronous_commit": (row["commits"], "a crash loses messages that were acknowledged"),
+    }
+    bad = {name: risk for name, (value, risk) in risks.items() if value == "off"}
+    if bad:
         return warn(
-            "fsync is off",
-            "set it to on, unless this server may be thrown away: a crash of the machine may lose "
-            "or ruin everything in it",
-        )
-    if row["pages"] == "off":
-        return warn(
-            "full_page_writes is off",
-            "turn it on, unless the file system never tears a page: a crash may ruin tables",
-        )
-    if row["commits"] == "off":
-        return warn(
-            "synchronous_commit is off",
-            "a crash loses messages whose publishing was acknowledged: set it to on or local",
+            "; ".join(f"{name} is off: {risk}" for name, risk in bad.items()),
+            "; ".join([await change(look, name, "on") for name in bad]),
         )
     return ok(f"fsync is on, synchronous_commit {row['commits']}")
 
@@ -73,8 +72,15 @@ async def check_session(look: Look) -> Finding:
     """Whether what every session of ours asks for has reached the server."""
     row = await look.row(
         "select current_setting('default_transaction_isolation') as isolation, "
-        "current_setting('statement_timeout') as timeout"
+        "current_setting('statement_timeout') as timeout, "
+        "current_setting('session_replication_role') as replication"
     )
+    if row["replication"] != "origin":
+        return fail(
+            f"session_replication_role is {row['replication']}: no trigger fires, so no bell is "
+            "rung and no limit is kept",
+            await change(look, "session_replication_role", "origin"),
+        )
     if row["isolation"] != "read committed":
         return warn(
             f"default_transaction_isolation is {row['isolation']} although notifyq sets it",
@@ -90,18 +96,37 @@ async def check_session(look: Look) -> Finding:
 
 
 async def check_room(look: Look) -> Finding:
-    """Connections that are left."""
-    row = await look.row(
-        # The type of other users' sessions is hidden, their database is not.
-        "select count(*) filter (where a.datid is not null "
-        "and coalesce(a.backend_type, 'client backend') = 'client backend') as used, "
-        "current_setting('max_connections')::integer "
-        "- current_setting('superuser_reserved_connections')::integer as most "
-        "from pg_stat_activity as a"
-    )
-    found = f"{row['used']} of {row['most']} connections in use"
-    if row["used"] > 0.9 * row["most"]:
-        return warn(found, "raise max_connections, or lower NOTIFYQ_POOL_SIZE of the workers")
+    """Connections that are left: in the server, in the database, to this user."""
+    rows = await look.connection.fetch("""
+        with used as (
+          select a.datid, a.usesysid
+          from pg_stat_activity as a
+          -- The type of other users' sessions is hidden, their database is not.
+          where a.datid is not null
+            and coalesce(a.backend_type, 'client backend') = 'client backend'
+        )
+        select '' as whose, (select count(*) from used) as used,
+          current_setting('max_connections')::integer
+            - current_setting('superuser_reserved_connections')::integer
+            - coalesce(current_setting('reserved_connections', true)::integer, 0) as most,
+          'raise max_connections and restart the server' as advice
+        union all
+        select format(' to database %s', d.datname),
+          (select count(*) from used as u where u.datid = d.oid), d.datconnlimit,
+          format('alter database %I connection limit -1', d.datname)
+        from pg_database as d
+        where d.datname = current_database() and d.datconnlimit >= 0
+        union all
+        select format(' of user %s', r.rolname),
+          (select count(*) from used as u where u.usesysid = r.oid), r.rolconnlimit,
+          format('alter role %I connection limit -1', r.rolname)
+        from pg_roles as r
+        where r.rolname = current_user and r.rolconnlimit >= 0
+    """)
+    tightest = max(rows, key=lambda row: row["used"] / max(row["most"], 1))
+    found = f"{tightest['used']} of {tightest['most']} connections{tightest['whose']} in use"
+    if tightest["used"] > 0.9 * tightest["most"]:
+        return warn(found, f"{tightest['advice']}; or lower NOTIFYQ_POOL_SIZE of the workers")
     return ok(found)
 
 
@@ -122,28 +147,55 @@ async def check_clock(look: Look) -> Finding:
     return ok(found)
 
 
-async def check_autovacuum(look: Look) -> Finding:
-    """Whether dead rows are taken away."""
-    row = await look.row(
-        "select current_setting('autovacuum')::boolean and "
-        "current_setting('track_counts')::boolean as server, "
-        "coalesce(array_to_string(c.reloptions, ',') ~ 'autovacuum_enabled=(false|off|0)', false) "
-        "as is_excluded, coalesce(s.n_live_tup, 0) as live, coalesce(s.n_dead_tup, 0) as dead "
-        "from (select to_regclass('messages.message') as oid) as m "
-        "left join pg_class as c on c.oid = m.oid "
-        "left join pg_stat_all_tables as s on s.relid = m.oid"
-    )
-    found = f"{row['dead']} dead rows beside {row['live']} live messages"
-    if not row["server"]:
-        return fail("autovacuum is off", "set autovacuum = on and track_counts = on")
-    if row["is_excluded"]:
-        return fail(
-            "autovacuum is off for messages.message",
-            "alter table messages.message reset (autovacuum_enabled)",
+async def check_collation(look: Look) -> Finding:
+    """Whether texts are still sorted as they were when the indexes were made."""
+    row = await look.row("""
+        select d.datcollversion as was, pg_database_collation_actual_version(d.oid) as found,
+          quote_ident(d.datname) as name
+        from pg_database as d
+        where d.datname = current_database()
+    """)
+    if row["was"] is not None and row["was"] != row["found"]:
+        return warn(
+            f"the database was made with collation {row['was']}, the system has {row['found']}",
+            "indexes over texts may miss rows: reindex schema messages, then "
+            f"alter database {row['name']} refresh collation version",
         )
-    if row["dead"] > 100_000 + 2 * row["live"]:
-        return warn(found, "see what holds old snapshots; then: vacuum messages.message")
-    return ok(found)
+    return ok("texts are sorted as they were when the database was made")
+
+
+async def check_timeouts(look: Look) -> Finding:
+    """Whether sessions are ended, or waits given up, that a queue needs."""
+    row = await look.row("""
+        select max(s.setting::bigint) filter (where s.name = 'idle_session_timeout') as idle,
+          max(s.setting::bigint) filter (
+            where s.name = 'idle_in_transaction_session_timeout'
+          ) as in_transaction,
+          max(s.setting::bigint) filter (where s.name = 'lock_timeout') as lock,
+          max(s.setting::bigint) filter (where s.name = 'transaction_timeout') as transaction
+        from pg_settings as s
+    """)
+    limits = {
+        "idle_session_timeout": (row["idle"], _SHORTEST_IDLE, "ends sessions that listen"),
+        "idle_in_transaction_session_timeout": (
+            row["in_transaction"], _SHORTEST, "ends handlers that are in a transaction",
+        ),
+        "transaction_timeout": (
+            row["transaction"], _SHORTEST, "ends handlers that are in a transaction",
+        ),
+        "lock_timeout": (row["lock"], 1000, "fails claims and finishes that wait a moment"),
+    }  # fmt: skip
+    short = {
+        name: (value, what)
+        for name, (value, least, what) in limits.items()
+        if value is not None and 0 < value < least
+    }
+    if short:
+        return warn(
+            "; ".join(f"{name} of {value} ms {what}" for name, (value, what) in short.items()),
+            "; ".join([await change(look, name, "0") for name in short]),
+        )
+    return ok("no timeout ends what a queue needs")
 
 
 CHECKS = {
@@ -151,7 +203,8 @@ CHECKS = {
     "primary": check_standby,
     "durability": check_durability,
     "session": check_session,
+    "timeouts": check_timeouts,
     "connections": check_room,
     "clock": check_clock,
-    "autovacuum": check_autovacuum,
+    "collation": check_collation,
 }

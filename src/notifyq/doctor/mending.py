@@ -1,0 +1,41 @@
+"""Mend what checks have found, where that is safe, and look again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from notifyq import migrate
+from notifyq.database import connect, explaining
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from notifyq.doctor.finding import Finding
+
+
+def steps(findings: Iterable[Finding]) -> list[str]:
+    """What `mend` would do, each step once, in its order."""
+    fixes = [it.fix for it in findings if it.fix is not None]
+    statements = dict.fromkeys(it for fix in fixes for it in fix.statements)
+    return [*statements, *(["notifyq init"] if any(fix.installs for fix in fixes) else [])]
+
+
+async def mend(dsn: str, findings: Iterable[Finding]) -> AsyncIterator[str]:
+    """Do what mends the findings and yield each step that is done.
+
+    Raises as the server does where the user may not do it; the steps before are done then.
+    """
+    todo = steps(findings)
+    if not todo:
+        return
+    connection = await connect(dsn, name="notifyq doctor")
+    try:
+        with explaining(dsn):
+            for step in todo:
+                if step == "notifyq init":
+                    await migrate.install(connection)
+                else:
+                    await connection.execute(step)
+                yield step
+    finally:
+        await connection.close(timeout=5)
