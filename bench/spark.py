@@ -2,8 +2,10 @@
 
 Not part of `notifyq bench`: it wants the extra `spark`, Java 17, and a database that it may fill
 with a sample. Each way runs in a process of its own, once cold and then `--rounds` times; what is
-printed is rows in a second of the median, and the most memory that its processes held together.
-JDBC is measured where a driver is (Debian: libpostgresql-jdbc-java).
+printed is rows in a second of the median, the seconds of processors that the client and the server
+used (which other work on the machine changes less), and the most memory that its processes held
+together. All ways read the same columns. JDBC is measured where a driver is (Debian:
+libpostgresql-jdbc-java). For the lag of a stream see `python -m bench.spark_lag`.
 """
 
 from __future__ import annotations
@@ -22,17 +24,21 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from bench.footprint import memory, processors
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 DRIVER = Path("/usr/share/java/postgresql.jar")
 PUBLISHED = 500_000
 _TARGET = "messages.message (queue, message)"
-_QUERY = """
-select id, queue, type, status::text as status, priority, attempts, created_at, available_at,
-  locked_at, archived_at, message::text as message, headers::text as headers, details
-from messages.message_archive
+_COLUMNS = """
+id, type, status::text as status, priority, attempts, max_attempts, key, dedup_key, created_at,
+available_at, locked_at, archived_at, lock_token, xid::text::bigint as xid, handled_by, subscriber,
+event_id, message::text as message, headers::text as headers, details, result::text as result, queue
 """
+# Whatever a lake has: a way that reads less is not quicker, it does less.
+_QUERY = f"select {_COLUMNS} from messages.message_archive"
 _PARTS = 4
 
 
@@ -186,17 +192,23 @@ def _rows(dsn: str) -> int:
 
 
 def run(way: str, dsn: str, rounds: int) -> None:
-    """Run one way, and print how long each round took."""
+    """Run one way, and print of each round how long it took, and what it cost on either side."""
+    server = _postmaster(dsn)
+
+    def used() -> tuple[float, float]:
+        return processors(os.getpid()), processors(server) if server else 0.0
+
     if way not in {"limit", "export-local", "publish-copy"}:
         _session()
-    seconds = []
+    told = []
     for _ in range(rounds + 1):
         with tempfile.TemporaryDirectory(prefix="notifyq-bench-") as folder:
-            begun = time.monotonic()
+            begun, before = time.monotonic(), used()
             counted = WAYS[way](dsn, Path(folder))
-            seconds.append(counted or time.monotonic() - begun)
+            seconds = counted or time.monotonic() - begun
+            told.append((seconds, *(b - a for a, b in zip(before, used(), strict=True))))
             _forget(dsn)
-    sys.stdout.write(json.dumps(seconds) + "\n")
+    sys.stdout.write(json.dumps(told) + "\n")
 
 
 def _forget(dsn: str) -> None:
@@ -213,26 +225,21 @@ def _forget(dsn: str) -> None:
 def _peak(process: subprocess.Popen[str], most: list[int]) -> None:
     """Watch how much memory a process and all below it hold."""
     while process.poll() is None:
-        most[0] = max(most[0], sum(_resident(pid) for pid in _below(process.pid)))
+        most[0] = max(most[0], memory(process.pid))
         time.sleep(0.2)
 
 
-def _below(pid: int) -> list[int]:
-    found = [pid]
-    for folder in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += [below for child in folder.read_text().split() for below in _below(int(child))]
-        except OSError:
-            continue
-    return found
+def _postmaster(dsn: str) -> int | None:
+    """Find the process of the server, where it is one of this machine and tells."""
+    import psycopg
 
-
-def _resident(pid: int) -> int:
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, ValueError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+        with psycopg.connect(dsn) as connection:
+            row = connection.execute("select pg_read_file('postmaster.pid')").fetchone()
+    except psycopg.Error:
+        return None
+    pid = int(row[0].split()[0]) if row else 0
+    return pid if Path(f"/proc/{pid}").exists() else None
 
 
 def main() -> None:
@@ -272,10 +279,10 @@ def main() -> None:
             continue
         cold, *warm = json.loads(told.splitlines()[-1])
         done = PUBLISHED if way.startswith("publish-") else rows
-        taken = median(warm or [cold])
+        taken, here, there = map(median, zip(*(warm or [cold]), strict=True))
         sys.stdout.write(
-            f"{way:>14}  {done / taken:>9.0f} rows/s  {taken:>6.1f} s  (cold {cold:.1f} s)  "
-            f"{most[0] / 2**20:.0f} MB\n"
+            f"{way:>14}  {done / taken:>9.0f} rows/s  {taken:>6.1f} s  (cold {cold[0]:.1f} s)  "
+            f"processors {here:.1f} + {there:.1f} s  {most[0] / 2**20:.0f} MB\n"
         )
         sys.stdout.flush()
 

@@ -1,174 +1,265 @@
 """Pipelines that are killed at any moment: `python tests/spark/kill.py --dsn … --seeds 20`.
 
-A program archives messages all the time, some of them in transactions that commit late. Beside it
-the pipeline runs as a process of its own and is killed: itself, with all that it started, or the
-server, of which one process is killed so that it restarts. In the end it runs once in peace, and
-what it was to bring over must be there, once each.
+Each pipeline runs in a process of its own, which is told when to begin. At a moment that the seed
+chooses something is killed: that process with all that it started (`driver`), one of its Python
+workers (`worker`), or a process of the server, which then ends all others and recovers (`server`).
+Then the pipeline runs again until it ends in peace, and what it was to bring over must be there,
+once each; see `killed` for what that is. A failure ends nothing: the table in the end has all.
+
+The DSN is that of a server of this user, where databases of these tests may be made. Nothing else
+should be on that server, as it is killed.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-import pyarrow as pa
-from deltalake import DeltaTable
+from psycopg import conninfo, sql
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from notifyq.errors import DatabaseUnavailableError
-from notifyq.spark.connection import connect
-from notifyq.spark.lake import Lake
-from spark.archived import archive
+from spark.killed import ALL, Pipeline
+from spark.killing import Archiver, Runner, await_server, kill_server
 
-VICTIMS = ("driver", "server")
-
-
-class Archiver:
-    """Archives messages until it is told to stop, a tenth of them in transactions that end late."""
-
-    def __init__(self, dsn: str, first: int) -> None:
-        self._dsn, self._next = dsn, first
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Archiver:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            # A server that restarts takes the rows of open transactions with it.
-            with suppress(psycopg.Error, DatabaseUnavailableError):
-                self._work()
-            self._stopped.wait(0.05)
-
-    def _work(self) -> None:
-        with closing(connect(self._dsn)) as soon, closing(connect(self._dsn)) as late:
-            while not self._stopped.is_set():
-                with late.transaction():
-                    self._archive(late, 20)
-                    for _ in range(5):
-                        self._archive(soon, 40)
-                        self._stopped.wait(0.02)
-
-    def _archive(self, session: Any, rows: int) -> None:
-        archive(session, rows, first=self._next, day=f"2026-03-0{1 + self._next // 20 % 3}")
-        self._next += rows
+VICTIMS = ("driver", "worker", "server")
+_TRIES = 12
 
 
-def kill(
-    dsn: str, command: Sequence[str], seed: int, *, times: int = 3, longest: float = 4.0
-) -> list[str]:
-    """Start a pipeline and kill it, several times; return what was killed."""
-    chosen = random.Random(seed)
-    killed = []
-    for _ in range(times):
-        victim = chosen.choice(VICTIMS)
-        delay = chosen.uniform(0.4, longest)
-        running = subprocess.Popen(
-            command,
-            env={**os.environ, "NOTIFYQ_DSN": dsn},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        with suppress(subprocess.TimeoutExpired):
-            running.wait(delay)
-            victim = "nothing"  # it was quicker
-        if victim == "server":
-            _kill_server(dsn)
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
-        killed.append(victim)
-        _await_server(dsn)
-    return killed
+@dataclass
+class Result:
+    """What came of the seeds of one pipeline and one victim."""
+
+    pipeline: str
+    engine: str
+    victim: str
+    seeds: int = 0
+    killed: int = 0
+    survived: int = 0
+    """Runs that a kill did not even fail, as tasks were tried again."""
+    rows: int = 0
+    failure: str = ""
 
 
-def _kill_server(dsn: str) -> None:
-    """Kill a process of the server, which then ends all others and recovers."""
-    with suppress(psycopg.Error), closing(connect(dsn)) as session:
-        [[pid]] = session.execute("select pg_backend_pid()").fetchall()
-        os.kill(pid, signal.SIGKILL)
-        session.execute("select 1")
+class Case:
+    """One pipeline with one engine, in a database of its own: victims and seeds in turn."""
 
+    def __init__(self, dsn: str, name: str, engine: str, folder: Path) -> None:
+        self.name, self.engine = name, engine
+        self.folder = folder / f"{name}-{engine}"
+        self.folder.mkdir()
+        self.dsn = dsn
+        self.pipeline: Pipeline = ALL[name](self.dsn, self.folder)
+        self.pipeline.begin()
+        self._usual = 1.0 if engine == "local" else 3.0
+        self._seed = 0
+        self._runner: Runner | None = None
+        self._next: Runner | None = None
 
-def _await_server(dsn: str) -> None:
-    until = time.monotonic() + 60
-    while True:
-        try:
-            connect(dsn).close()
-        except DatabaseUnavailableError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.1)
+    def run(self, victim: str, seeds: int, tell: Callable[[str], Any]) -> Result:
+        """Kill the victim once for each seed."""
+        result = Result(self.name, self.engine, victim)
+        for number in range(seeds):
+            try:
+                self._kill(victim, random.Random(f"{victim}{number}"), result)
+                result.rows = self.pipeline.check(self._seed)
+                said = f"{result.rows} rows, once each"
+            except AssertionError as error:
+                result.failure = said = str(error)
+            result.seeds += 1
+            self._seed += 1
+            tell(f"{self.name}/{self.engine} {victim} {number}: {said}")
+            if result.failure:
+                break
+        return result
+
+    def end(self) -> None:
+        for runner in (self._runner, self._next):
+            if runner is not None:
+                runner.end()
+
+    def _kill(self, victim: str, chosen: random.Random, result: Result) -> None:
+        with self._beside():
+            self._kill_once(victim, chosen, result)
+        # Also what ended in peace runs again: it shall find nothing to do.
+        self._in_peace()
+
+    def _beside(self) -> AbstractContextManager[object]:
+        """Messages are archived while an export is killed, and not any more when it is checked."""
+        if self.name != "export":
+            return nullcontext()
+        return Archiver(self.dsn, 10**9 + self._seed * 10**6)
+
+    def _kill_once(self, victim: str, chosen: random.Random, result: Result) -> None:
+        self.pipeline.prepare(self._seed)
+        runner = self._ready(ahead=victim == "driver")
+        runner.begin(self._seed)
+        ended = threading.Event()
+        answer: list[str] = []
+
+        def listen() -> None:
+            answer.append(runner.hear("done"))
+            ended.set()
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        if not ended.wait(chosen.uniform(0, 1.1 * self._usual)):
+            result.killed += self._strike(victim, runner, ended)
+        listener.join()
+        if victim == "driver":
+            runner.end()
+            self._runner = None
+        await_server(self.dsn)
+        if answer[0].startswith("done") and victim != "driver":
+            result.survived += 1
+
+    def _strike(self, victim: str, runner: Runner, ended: threading.Event) -> bool:
+        if victim == "driver":
+            runner.end()
+        elif victim == "server":
+            kill_server(self.dsn)
         else:
-            return
+            while (worker := runner.worker()) is None:
+                if ended.wait(0.01):
+                    return False
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        return True
+
+    def _in_peace(self) -> None:
+        said = ""
+        for _ in range(_TRIES):
+            self.pipeline.relax()
+            runner = self._ready()
+            since = time.monotonic()
+            runner.begin(self._seed)
+            said = runner.hear("done")
+            if said.startswith("done"):
+                # The first one of a session is slower.
+                self._usual = min(max(0.3, time.monotonic() - since), 2 * self._usual)
+                return
+            # Spark looks for data sources once; a driver whose worker was killed then has to go.
+            if not said or "DATA_SOURCE_NOT_FOUND" in said:
+                runner.end()
+                self._runner = None
+        raise AssertionError(f"does not end: {said or 'the process died'}")
+
+    def _ready(self, *, ahead: bool = False) -> Runner:
+        """Give a process that waits to be told; `ahead`: begin another one, to take its place."""
+        if self._runner is None:
+            self._runner = self._next or self._new()
+            self._next = None
+            self._runner.hear("ready")
+        if ahead and self._next is None:
+            self._next = self._new()
+        return self._runner
+
+    def _new(self) -> Runner:
+        return Runner(self.name, self.engine, self.dsn, self.folder)
 
 
-def compare(dsn: str, folder: Path) -> int:
-    """Raise unless the archive, the lake and its Delta table have the same messages, once each."""
-    with closing(connect(dsn)) as session:
-        here = Counter(row[0] for row in session.execute("select id from messages.message_archive"))
-    there = Counter(Lake(dsn, folder).dataset().to_table(columns=["id"])["id"].to_pylist())
-    mirror = pa.table(DeltaTable(folder / "archive").scan(columns=["id"]))["id"].to_pylist()
-    for name, found in (("lake", there), ("Delta table", Counter(mirror))):
-        lost, more = here - found, found - here
-        if lost or more:
-            raise AssertionError(f"{name}: {lost.total()} lost, {more.total()} too many")
-    return here.total()
+def _database(dsn: str, name: str) -> str:
+    """Make a database as a fresh install leaves it, and give its address."""
+    with closing(psycopg.connect(dsn, autocommit=True)) as session:
+        for statement in ("drop database if exists {} with (force)", "create database {}"):
+            session.execute(sql.SQL(statement).format(sql.Identifier(name)))
+    made = conninfo.make_conninfo(dsn, dbname=name)
+    asyncio.run(_install(made))
+    return made
 
 
-def run(
-    dsn: str, command: Sequence[str], folder: Path, seed: int, tell: Callable[[str], Any]
-) -> None:
-    """Archive and export and kill, then export in peace and compare."""
-    with closing(connect(dsn)) as session:
-        [[first]] = session.execute(
-            "select coalesce(max(id), 0) from messages.message_archive"
-        ).fetchall()
-    with Archiver(dsn, first):
-        killed = kill(dsn, command, seed)
-    subprocess.run(command, env={**os.environ, "NOTIFYQ_DSN": dsn}, check=True, capture_output=True)
-    rows = compare(dsn, folder)
-    tell(f"seed {seed}: killed {', '.join(killed)}; {rows} messages, once each")
+async def _install(dsn: str) -> None:
+    import asyncpg
+
+    from notifyq import migrate
+
+    given = conninfo.conninfo_to_dict(dsn)
+    names = {"host": "host", "port": "port", "user": "user", "dbname": "database"}
+    wanted: dict[str, Any] = {names[key]: given[key] for key in names.keys() & given.keys()}
+    session = await asyncpg.connect(**wanted)
+    try:
+        await migrate.install(session)
+    finally:
+        await session.close()
+
+
+def table(results: list[Result]) -> str:
+    """Give the results as a table."""
+    lines = ["| pipeline | engine | killed | seeds | in time | survived | rows | verdict |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    lines += [
+        f"| {it.pipeline} | {it.engine} | {it.victim} | {it.seeds} | {it.killed} | {it.survived} "
+        f"| {it.rows} | {it.failure or 'once each'} |"
+        for it in results
+    ]
+    return "\n".join(lines)
+
+
+def matrix(
+    dsn: str,
+    folder: Path,
+    names: list[str],
+    engines: list[str],
+    victims: list[str],
+    seeds: int,
+    tell: Callable[[str], Any],
+) -> list[Result]:
+    """Run all cases that there are of these."""
+    results = []
+    for name in names:
+        for engine in engines:
+            if engine == "local" and ALL[name].wants_spark:
+                continue
+            case = Case(_database(dsn, f"kill_{name}_{engine}"), name, engine, folder)
+            try:
+                for victim in victims:
+                    # Threads of the driver have no process of their own.
+                    if victim != "worker" or engine == "spark":
+                        results += [case.run(victim, seeds, tell)]
+            finally:
+                case.end()
+    return results
 
 
 def main() -> None:
-    """Run the seeds."""
+    """Run the matrix."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dsn", required=True, help="an unused database of a server of this user")
+    parser.add_argument("--dsn", help="of a server of this user, where databases may be made")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--engine", default="local")
+    parser.add_argument("--pipeline", action="append", choices=ALL, help="repeatable; else all")
+    parser.add_argument("--engine", action="append", choices=("local", "spark"), help="else both")
+    parser.add_argument("--victim", action="append", choices=VICTIMS, help="else all")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as parent:
-        folder = Path(parent) / "lake"
-        notifyq = [sys.executable, "-m", "notifyq"]
-        command = [
-            *notifyq, "spark", "export", "--lake", str(folder), "--engine", given.engine
-        ]  # fmt: skip
-        for seed in range(given.seeds):
-            run(given.dsn, command, folder, seed, print)
+    if not given.dsn:
+        parser.error("no server: give --dsn")
+    with tempfile.TemporaryDirectory(prefix="notifyq-kill-") as folder:
+        results = matrix(
+            given.dsn,
+            Path(folder),
+            given.pipeline or list(ALL),
+            given.engine or ["local", "spark"],
+            given.victim or list(VICTIMS),
+            given.seeds,
+            lambda line: print(line, flush=True),
+        )
+    print(table(results))
+    if any(it.failure for it in results):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

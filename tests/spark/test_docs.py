@@ -8,16 +8,20 @@ from database import ROOT
 from docs.pages import blocks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from database import Connection
 
 
-async def test_the_examples_run(spark: Any, database: str, connection: Connection) -> None:
+async def test_the_examples_run(
+    spark: Any, database: str, connection: Connection, tmp_path: Path
+) -> None:
     await connection.execute("""
       select messages.create_queue('scores');
       select messages.publish_many('scores', array['{"amount": 5}', '{}']::jsonb[]);
     """)
     # What has this name goes to the executors by value, as from a program of a user.
-    given: dict[str, Any] = {"__name__": "__main__", "DSN": database}
+    given: dict[str, Any] = {"__name__": "__main__", "DSN": database, "LAKE": tmp_path / "lake"}
     page = ROOT / "docs/spark.md"
     try:
         for block in blocks(page, "python"):

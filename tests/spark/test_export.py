@@ -149,7 +149,7 @@ def test_what_failed_leaves_nothing_to_see_and_is_done_again(
     archive(session, 100)
     with pytest.raises(RuntimeError, match="lost"):
         export(database, folder, engine=Failing())
-    assert list((folder / "archive").rglob("*.parquet"))
+    assert not list((folder / "archive").rglob("*.parquet"))
     assert Lake(database, folder).files() == []
     assert not DeltaTable.is_deltatable(str(folder / "archive"))
     assert export(database, folder).rows == 100

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -72,6 +74,30 @@ def test_a_full_disk_leaves_nothing_to_see(
     assert list((folder / "archive").rglob("*.parquet")) == []
     assert Lake(database, folder).files() == []
     assert export(database, folder).rows == 100
+
+
+def test_a_disk_that_is_too_small_leaves_nothing_to_see(
+    database: str, session: Connection[Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a disk, and not everywhere")
+    try:
+        archive(session, 3000, length=500)
+        session.execute(
+            "update messages.message_archive set result = to_jsonb("
+            "(select string_agg(md5(id::text || i), '') from generate_series(1, 8) as i))"
+        )
+        with pytest.raises((NotifyqError, OSError), match="No space left on device"):
+            export(database, folder / "lake")
+        assert Lake(database, folder / "lake").files() == []
+        assert list((folder / "lake" / "archive").rglob("*.parquet")) == []
+        subprocess.run(["mount", "-o", "remount,size=64m", folder], check=True)
+        assert export(database, folder / "lake").rows == 3000
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_server_that_is_lost_in_the_middle_is_told_as_such(

@@ -115,3 +115,22 @@ async def test_what_is_wrong_is_one_error(spark: Any, database: str) -> None:
         handle_batch(spark, database, "nowhere", verdict)
     with pytest.raises(ConfigurationError, match="at least 1"):
         handle_batch(spark, database, "work", verdict, quantity=0)
+
+
+async def test_locks_are_extended_while_a_message_is_handled(
+    spark: Any, database: str, connection: Connection
+) -> None:
+    await connection.execute("select messages.create_queue('slow', lock_timeout => '3 seconds')")
+    await connection.execute("select messages.publish('slow', '1')")
+
+    def wait(_: Any) -> None:
+        import psycopg
+
+        query = "select lock_expires_at from messages.message where queue = 'slow'"
+        with psycopg.connect(database, autocommit=True) as session:
+            first = session.execute(query).fetchone()
+            # What the task itself extends is done before this begins.
+            while session.execute(query).fetchone() == first:
+                session.execute("select pg_sleep(0.05)")
+
+    assert handle_batch(spark, database, "slow", wait) == Handled(claimed=1, succeeded=1)

@@ -86,6 +86,20 @@ async def test_rows_of_all_days_are_read_once_while_they_move(
     assert len(first) == 20
 
 
+async def test_small_days_are_read_by_one_task(connection: Connection, database: str) -> None:
+    await publish(connection, 40)
+    await finish(connection, 40)
+    await connection.execute(
+        "update messages.message_archive "
+        "set archived_at = archived_at + interval '1 day' * (id % 4)"
+    )
+    source = reader(database, partitions="2", columns="id")
+    first, second = source.partitions()
+    found = [sorted(row["id"] for row in collect(source, [part])) for part in (first, second)]
+    assert sorted(found[0] + found[1]) == list(range(1, 41))
+    assert all(found)
+
+
 async def test_what_is_committed_after_planning_is_left_out(
     connection: Connection, connect: Connect, database: str
 ) -> None:
@@ -195,6 +209,10 @@ async def test_events_of_a_stream_are_read(connection: Connection, database: str
             "select messages.publish($1, to_jsonb(i), type => 'k') from generate_series(1, 50) i",
             stream,
         )
+    await connection.execute("select messages.create_stream('empty')")
+    empty = reader(database, stream="empty")
+    # Spark would make a part of its own if there were none.
+    assert [collect(empty, [part]) for part in empty.partitions()] == [[]]
     source = reader(database, stream="s")
     found = collect(source, source.partitions())
     assert len(found) == 100

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from notifyq.errors import DatabaseUnavailableError, NotifyqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +67,13 @@ class LocalEngine:
             return [future.result() for future in futures]
 
 
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """What a task was ended by, if that was an error of ours."""
+
+    error: NotifyqError
+
+
 class SparkEngine:
     """The executors of a Spark session; Spark repeats a task that fails as it is configured to."""
 
@@ -84,10 +94,11 @@ class SparkEngine:
         numbered = self._context.parallelize(list(enumerate(tasks)), len(tasks))
         done = self._context.accumulator([], _appending())
 
-        def attempt(task: tuple[int, T]) -> tuple[int, R]:
-            result = (task[0], work(task[1]))
-            done.add([result])
-            return result
+        def attempt(task: tuple[int, T]) -> tuple[int, R | _Refused]:
+            result = _tried(work, task[1])
+            if not isinstance(result, _Refused):
+                done.add([(task[0], result)])
+            return task[0], result
 
         told: set[int] = set()
 
@@ -99,7 +110,27 @@ class SparkEngine:
 
         pairs = _beside(numbered.map(attempt).collect, tell)
         tell()
-        return [result for _, result in sorted(pairs, key=lambda pair: pair[0])]
+        return _results(pairs)
+
+
+def _tried(work: Callable[[T], R], task: T) -> R | _Refused:
+    try:
+        return work(task)
+    except DatabaseUnavailableError:
+        raise  # Spark tries the task again
+    except NotifyqError as error:
+        # It would be the same again, and come as a page of text.
+        return _Refused(error)
+
+
+def _results(pairs: Sequence[tuple[int, R | _Refused]]) -> list[R]:
+    """Give the results in the order of the tasks; raise what a task was ended by."""
+    results: list[R] = []
+    for _, result in sorted(pairs, key=lambda pair: pair[0]):
+        if isinstance(result, _Refused):
+            raise result.error
+        results.append(result)
+    return results
 
 
 def _beside(collect: Callable[[], R], tell: Callable[[], None]) -> R:

@@ -12,7 +12,8 @@ import itertools
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,15 +22,13 @@ from notifyq.spark import delta, statements
 from notifyq.spark.connection import arrow_transaction, connect
 from notifyq.spark.engine import Engine, LocalEngine
 from notifyq.spark.failures import translated
-from notifyq.spark.files import FileWriter, WrittenFile
+from notifyq.spark.files import FileWriter, WrittenFile, remove
 from notifyq.spark.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake
+from notifyq.spark.shares import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from datetime import date
-    from pathlib import Path
-
-T = TypeVar("T")
 
 _FEW = 50_000
 """Rows of a day that are looked up by their index; of more, whole blocks of its table are read."""
@@ -85,10 +84,12 @@ def export(
     target = Lake.create(dsn, lake)
     delta.check(target)
     written: list[WrittenFile] = []
+    told: list[WrittenFile] = []
     done = 0
 
     def count(files: Sequence[WrittenFile]) -> None:
         nonlocal done
+        told.extend(files)
         done += sum(file.rows for file in files)
         if on_progress is not None:
             on_progress(done)
@@ -100,8 +101,12 @@ def export(
             place, high, snapshot = row or ("", "", "")
             parts = session.execute(statements.ARCHIVE_PARTS, (low, high, _FEW)).fetchall()
         tasks = list(_tasks(parts, low, high, used.slots, dsn, str(target.root), snapshot))
-        for files in used.run(tasks, write_task, on_done=count):
-            written.extend(files)
+        try:
+            for files in used.run(tasks, write_task, on_done=count):
+                written.extend(files)
+        except BaseException:
+            remove(target.root, told)
+            raise
         # Without a row the place stays: it would only make the list of batches longer.
         batch = target.commit(session, written, place=place) if written else None
     delta.mirror(target)
@@ -140,7 +145,7 @@ def _tasks(
         if rows is not None
     ]
     for by_block, sized, most in ((True, pieces, share), (False, few, _FEW)):
-        for queries in _together(sized, most):
+        for queries in together(sized, most):
             yield ExportTask(
                 dsn=dsn, root=root, snapshot=snapshot, by_block=by_block, queries=tuple(queries)
             )
@@ -150,20 +155,6 @@ def _pieces(first: int, until: int, share: int) -> Iterator[tuple[int, int]]:
     number = -(-(until - first) // share)
     edges = [first + (until - first) * piece // number for piece in range(number + 1)]
     return itertools.pairwise(edges)
-
-
-def _together(sized: Sequence[tuple[int, T]], most: int) -> Iterator[list[T]]:
-    """Give groups whose sizes are `most` in sum, if not one alone is larger."""
-    group: list[T] = []
-    gathered = 0
-    for size, item in sized:
-        if group and gathered + size > most:
-            yield group
-            group, gathered = [], 0
-        group.append(item)
-        gathered += size
-    if group:
-        yield group
 
 
 def write_task(task: ExportTask) -> list[WrittenFile]:
@@ -233,6 +224,8 @@ class _Files:
     def __enter__(self) -> _Files:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: object, *exc_info: object) -> None:
         for file in self._open.values():
             file.abandon()
+        if kind is not None:
+            remove(Path(self._root), self._written)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import date, datetime
 
 _LONGEST = 200
@@ -185,6 +186,8 @@ class _Sink:
 
     def write(self, data: Any) -> int:
         view = memoryview(data)
+        if self._file.closed:
+            return len(view)  # abandoned, and Arrow empties its buffer
         self._digest.update(view)
         written = 0
         try:
@@ -228,6 +231,13 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove(root: Path, files: Iterable[WrittenFile]) -> None:
+    """Delete files that are part of nothing: a disk may be full of them."""
+    for file in files:
+        with suppress(OSError):
+            (root / file.path).unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:

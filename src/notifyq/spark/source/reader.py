@@ -17,9 +17,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from notifyq.spark import statements
 from notifyq.spark.connection import connect
 from notifyq.spark.failures import translated
+from notifyq.spark.shares import together
 from notifyq.spark.source import cuts, tables
 from notifyq.spark.source.filters import condition, span
-from notifyq.spark.source.rows import Part, rows
+from notifyq.spark.source.rows import Part, Read, rows
 from notifyq.spark.source.schema import check, columns
 
 if TYPE_CHECKING:
@@ -59,15 +60,15 @@ class TableReader(DataSourceReader):
         """Split what is to be read."""
         with closing(connect(self._options.dsn)) as session, translated():
             if self._options.table == "messages":
-                return list(self._of_messages(session))
+                return [Part((read,)) for read in self._of_messages(session)]
             [[position]] = session.execute(statements.POSITION).fetchall()
             common = [*self._common(), _seen(cuts.snapshot(position))]
             if self._options.stream is not None:
-                return list(self._of_files(common, _segments(session, self._options.stream)))
+                return self._of_files(common, _segments(session, self._options.stream))
             days = _days(session)
         wanted = [day for day in days if self._reaches(_date(day.name))]
         rest = _outside([_date(day.name) for day in days])
-        return [*self._of_files(common, wanted), self._part([*common, rest])]
+        return self._of_files(common, wanted, self._read([*common, rest]))
 
     def read(self, partition: Part) -> Iterator[pa.RecordBatch]:
         """Give the rows of a part."""
@@ -76,11 +77,11 @@ class TableReader(DataSourceReader):
     def _common(self) -> list[sql.Composable]:
         return [*tables.chosen(self._options), *self._filters]
 
-    def _part(self, conditions: Sequence[sql.Composable], file: _File | None = None) -> Part:
+    def _read(self, conditions: Sequence[sql.Composable], file: _File | None = None) -> Read:
         unchanged = file and sql.SQL(statements.UNCHANGED).format(
             table=sql.Literal(f"messages.{file.name}"), node=sql.Literal(file.node)
         ).as_string(None)
-        return Part(tables.query(self._options, self._columns, conditions), unchanged or None)
+        return Read(tables.query(self._options, self._columns, conditions), unchanged or None)
 
     def _reaches(self, day: datetime) -> bool:
         return (self._since is None or day + timedelta(days=1) > self._since) and (
@@ -91,25 +92,30 @@ class TableReader(DataSourceReader):
         return self._options.partitions or 2 * (os.cpu_count() or 1)
 
     def _of_files(
-        self, common: Sequence[sql.Composable], files: Sequence[_File]
-    ) -> Iterator[InputPartition]:
+        self, common: Sequence[sql.Composable], files: Sequence[_File], *rest: Read
+    ) -> list[InputPartition]:
+        """Split large files and put small ones together; of nothing there is one empty part."""
         share = max(1, -(-sum(file.pages for file in files) // self._wanted()))
+        sized = []
         for file in files:
             for first in range(0, file.pages, share):
-                pages = _pages(first, first + share if first + share < file.pages else None)
-                yield self._part([file.rows, *pages, *common], file)
+                end = min(first + share, file.pages)
+                pages = _pages(first, end if end < file.pages else None)
+                sized.append((end - first, self._read([file.rows, *pages, *common], file)))
+        sized += [(0, read) for read in rest]
+        return [Part(tuple(reads)) for reads in together(sized, share)] or [Part(())]
 
-    def _of_messages(self, session: Connection[tuple[Any, ...]]) -> Iterator[InputPartition]:
+    def _of_messages(self, session: Connection[tuple[Any, ...]]) -> Iterator[Read]:
         """Split by id: a live message moves within its table. One part sees one moment."""
         wanted = self._options.partitions or 1
         [[first, last]] = session.execute(statements.MESSAGE_BOUNDS).fetchall()
         if wanted == 1 or first is None:
-            yield self._part(self._common())
+            yield self._read(self._common())
             return
         share = -(-(last - first + 1) // wanted)
         bounds = [None, *range(first + share, last + 1, share), None]
         for low, high in itertools.pairwise(bounds):
-            yield self._part([*self._common(), *_range("r.id", low, high)])
+            yield self._read([*self._common(), *_range("r.id", low, high)])
 
 
 class FilteringReader(TableReader):

@@ -1,4 +1,4 @@
-"""The rows of a part: one statement, whose result comes as Arrow batches."""
+"""The rows of a part: statements, whose results come as Arrow batches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):
-    """One task's share of a read."""
+class Read:
+    """A statement that reads, and what its rows depend on."""
 
     query: str
     unchanged: str | None = None
     """A question, asked afterwards: whether the table is still the one that was planned with."""
+
+
+@dataclass(frozen=True)
+class Part(InputPartition):
+    """One task's share of a read: what it reads in turn."""
+
+    reads: tuple[Read, ...]
     settings: tuple[str, ...] = ()
 
 
@@ -31,12 +38,13 @@ def rows(dsn: str, part: Part, schema: Any) -> Iterator[pa.RecordBatch]:
     with arrow_transaction(dsn) as run, translated():
         for setting in part.settings:
             run(setting).read_all()
-        for batch in run(part.query):
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
-        if part.unchanged is None:
-            return
-        [answer] = run(part.unchanged).read_all().to_pylist()
-        if not all(answer.values()):
-            raise NotifyqError(
-                "a table was emptied, dropped or rewritten while it was read: read it again"
-            )
+        for read in part.reads:
+            for batch in run(read.query):
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            if read.unchanged is None:
+                continue
+            [answer] = run(read.unchanged).read_all().to_pylist()
+            if not all(answer.values()):
+                raise NotifyqError(
+                    "a table was emptied, dropped or rewritten while it was read: read it again"
+                )

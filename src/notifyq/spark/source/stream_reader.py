@@ -22,7 +22,7 @@ from notifyq.spark import statements
 from notifyq.spark.connection import connect
 from notifyq.spark.failures import translated
 from notifyq.spark.source import cuts, tables
-from notifyq.spark.source.rows import Part, rows
+from notifyq.spark.source.rows import Part, Read, rows
 from notifyq.spark.source.schema import check
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 *cuts.behind(low, high),
             ]
             query = tables.query(self._options, self._columns, conditions)
-            yield Part(query, settings=statements.BY_INDEX)
+            yield Part((Read(query),), settings=statements.BY_INDEX)
 
 
 def _most(limit: ReadLimit) -> int:
