@@ -12,6 +12,7 @@ import inspect
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,9 +38,11 @@ from database import (
     session,
     stamp,
 )
+from notifyq import App
 from notifyq.config import with_database
 from notifyq.embedded import debian_binaries, wheel_binaries
 from notifyq.testing.plugin import private_server
+from worker.running import Events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -138,6 +141,8 @@ def _choose_engine() -> Engine:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "plpgsql_check: needs a server with plpgsql_check")
     config.stash[_ENGINE] = _choose_engine()
+    # Where the tests were started in the background it is ignored, and so would commands.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -341,6 +346,20 @@ async def bells(connect: Connect) -> Bells:
 def notices(connection: Connection) -> Notices:
     """Give what the server says to the session of the test beside its answers."""
     return Notices(connection)
+
+
+@pytest.fixture
+def events() -> Events:
+    """Give a sink that can be waited on."""
+    return Events()
+
+
+@pytest.fixture
+async def app(database: str) -> AsyncIterator[App]:
+    """Give an App that gives up on a lost server after 30 s."""
+    app = App(database, retry_for=30)
+    yield app
+    await app.close()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from notifyq import sql
@@ -14,11 +15,10 @@ from notifyq.schemas import schema_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import timedelta
 
     import asyncpg
 
-    from notifyq.database import Database
+    from notifyq.database import Calls
     from notifyq.schemas import Schema
 
 
@@ -31,8 +31,20 @@ log = logging.getLogger("notifyq.worker")
 
 _OF_HANDLERS = dict.fromkeys(("lock_timeout", "max_attempts", "backoff", "backoff_max"))
 _DURATIONS = frozenset(
-    {"lock_timeout", "backoff", "backoff_max", "retention", "rate_period", "key_rate_period"}
+    {
+        "lock_timeout",
+        "backoff",
+        "backoff_max",
+        "retention",
+        "rate_period",
+        "key_rate_period",
+        "retention_dead",
+    }
 )
+
+
+_NONE = (0, timedelta(0), "-", "true")
+"""What takes a value of a policy away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +52,8 @@ class Policy:
     """Policy of a queue; None is the default when it is created, "as it is" when it is altered.
 
     Durations are timedeltas or seconds. For limits, from `concurrency` to `capacity`, 0 is "none":
-    that takes one away, as "-" does for `payload_type`, and True for `payload_schema`.
+    that takes one away, as it does for `retention_dead`, "-" for `payload_type` and True for
+    `payload_schema`.
     """
 
     lock_timeout: timedelta | float | None = None
@@ -68,6 +81,8 @@ class Policy:
     """The type whose values messages are, as PostgreSQL names it: `integer`, not `int4`."""
     payload_schema: Schema | None = None
     """The JSON Schema that messages must satisfy, or a pydantic model that has it."""
+    retention_dead: timedelta | float | None = None
+    """How long the archive keeps what did not succeed, if not for `retention`."""
 
     def args(self) -> tuple[object, ...]:
         """The values in the order of the SQL functions."""
@@ -86,7 +101,7 @@ class Policy:
         return [
             f"{name} is {found[name]}, not {value}"
             for name, value in said.items()
-            if found[name] != value and not (found[name] is None and value in (0, "-", "true"))
+            if found[name] != value and not (found[name] is None and value in _NONE)
         ]
 
     def _values(self) -> dict[str, object]:
@@ -117,7 +132,7 @@ def check_versions(installed: int, serves: int) -> None:
 class Admin:
     """Create, change, pause and drop queues, and say who may use them."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Calls) -> None:
         self._database = database
 
     async def check_schema(self) -> None:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from notifyq.admin import Admin
 from notifyq.archive import Archive
 from notifyq.borrowed import borrow
-from notifyq.config import DatabaseSettings, WorkerSettings, dsn_from_environment
+from notifyq.config import DatabaseSettings, WorkerSettings, given_dsns
 from notifyq.database import Database
 from notifyq.deadletters import DeadLetters
 from notifyq.errors import AccessDeniedError, ConfigurationError, SchemaError
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
     from datetime import datetime, timedelta
 
+    from opentelemetry.trace import TracerProvider
+
     from notifyq.borrowed import Awaited
     from notifyq.events import Sink
+    from notifyq.metrics import WorkerMetrics
     from notifyq.options import OnFailure
 
 log = logging.getLogger("notifyq.worker")
@@ -44,9 +47,11 @@ class App(Registrar):
     """Register handlers, publish messages, run workers.
 
     The DSN is that of the argument, else NOTIFYQ_DSN, looked up when it is first needed.
-    `listen_dsn` is where the worker listens when `dsn` goes through a pooler. Settings of the
-    connection are those of `DatabaseSettings`, by keyword or environment. With `check_payloads`
-    what the JSON Schema of a queue refuses is not even sent.
+    `listen_dsn` is where all that waits listens when `dsn` goes through a pooler; beside a DSN from
+    the environment it is NOTIFYQ_LISTEN_DSN. Settings of the connection are those of
+    `DatabaseSettings`, by keyword or environment. With `check_payloads` what the JSON Schema of a
+    queue refuses is not even sent. With `tracing` each publish and each handling is a span of the
+    global tracer provider of OpenTelemetry, or of the one that is given.
     """
 
     def __init__(
@@ -55,9 +60,10 @@ class App(Registrar):
         *,
         listen_dsn: str | None = None,
         check_payloads: bool = False,
+        tracing: bool | TracerProvider = False,
         **settings: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(tracing)
         self._check_payloads = check_payloads
         self.dsn = dsn
         self.listen_dsn = listen_dsn
@@ -78,11 +84,10 @@ class App(Registrar):
     async def close(self) -> None:
         """Close the connections; the App can be used again."""
         results, self._results = self._results, None
-        if results is not None:
-            await results.close()
         bells, self._bells = self._bells, None
-        if bells is not None:
-            await bells.close()
+        for waits in (results, bells):
+            if waits is not None:
+                await waits.close()
         database, self._database, self._schemas = self._database, None, None
         if database is not None:
             await database.close()
@@ -91,26 +96,26 @@ class App(Registrar):
     def database(self) -> Database:
         """The pool of connections."""
         if self._database is None:
-            dsn = self.dsn or dsn_from_environment()
+            dsn, listen_dsn = given_dsns(self.dsn, self.listen_dsn)
             if dsn is None:
                 raise ConfigurationError(
                     "no database: set NOTIFYQ_DSN or give the App a DSN like "
                     "postgresql://user:password@host:5432/database"
                 )
-            self._database = Database(dsn, settings=self._settings)
+            self._database = Database(dsn, listen_dsn=listen_dsn, settings=self._settings)
         return self._database
 
     @property
     def _publisher(self) -> Publisher:
         if self._check_payloads and self._schemas is None:
             self._schemas = PayloadSchemas(self.database)
-        return Publisher(self.database, schemas=self._schemas)
+        return Publisher(self.database, schemas=self._schemas, tracing=self.registry.tracing)
 
     @property
     def results(self) -> Results:
         """What waits for the ends of messages."""
         if self._results is None:
-            self._results = Results(self.database, listen_dsn=self.listen_dsn)
+            self._results = Results(self.database)
         return self._results
 
     def inbox(self, worker: str | None = None) -> MessageInbox:
@@ -119,7 +124,7 @@ class App(Registrar):
         `worker` is the first part of the name in which messages are locked.
         """
         if self._bells is None:
-            self._bells = QueueBells(self.database, listen_dsn=self.listen_dsn)
+            self._bells = QueueBells(self.database)
         return MessageInbox(self.database, self._bells, worker)
 
     @property
@@ -139,8 +144,7 @@ class App(Registrar):
 
     def subscription(self, stream: str, subscriber: str, **options: Any) -> Subscription:
         """Read a stream as one of its subscribers; the options are those of `Subscription`."""
-        given = {"listen_dsn": self.listen_dsn, **options}
-        return Subscription(self.database, stream, subscriber, **given)
+        return Subscription(self.database, stream, subscriber, **options)
 
     @property
     def schedules(self) -> Schedules:
@@ -247,23 +251,26 @@ class App(Registrar):
         *,
         queues: Sequence[str] = (),
         streams: Sequence[str] = (),
-        sink: Sink | None = None,
+        sink: Sink = log_sink,
+        metrics: WorkerMetrics | None = None,
         **settings: Any,
     ) -> Worker:
         """A worker for all handlers and subscribers, or for those of some queues and streams.
 
-        Settings are those of `WorkerSettings`, by keyword or environment.
+        `metrics` counts what it does, beside the sink. Settings are those of `WorkerSettings`, by
+        keyword or environment.
         """
-        options = {} if sink is None else {"sink": sink}
-        return Worker(
+        worker = Worker(
             self.database,
             self.registry,
             settings=WorkerSettings.load(**settings),
             queues=queues,
             streams=streams,
-            listen_dsn=self.listen_dsn,
-            **options,
+            sink=sink if metrics is None else metrics.beside(sink),
         )
+        if metrics is not None:
+            metrics.watch(worker)
+        return worker
 
     async def work(self, worker: Worker | None = None) -> None:
         """Check the schema, create missing queues and schedules, run a worker until it is stopped.

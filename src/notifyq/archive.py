@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notifyq import sql
+from notifyq.export import ExportChoice, ExportedArchive, Format, export_archive
 from notifyq.model import ArchivedMessage, Attempt, Dependency, Message
 
 if TYPE_CHECKING:
@@ -73,6 +75,36 @@ class Archive:
         """Counts and percentiles by queue and status; status None is the queue as a whole."""
         return await self._database.fetch(sql.ARCHIVE_SUMMARY, queue, since)
 
+    async def export(
+        self,
+        path: str | Path,
+        *,
+        format: str | None = None,
+        by_day: bool = False,
+        queue: str | None = None,
+        status: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        force: bool = False,
+    ) -> ExportedArchive:
+        """Write finished messages into a file, or with `by_day` into a folder, a file for each day.
+
+        The format is `parquet`, `csv` or `jsonl`, else that of the name, as in `messages.csv.gz`.
+        All of one snapshot; files have their names when all are complete. Raises
+        ConfigurationError where a file is there already, unless `force` is given.
+        """
+        choice = ExportChoice(
+            path=Path(path),
+            format=None if format is None else Format(format),
+            by_day=by_day,
+            queue=queue,
+            status=status,
+            since=since,
+            until=until,
+            force=force,
+        )
+        return await export_archive(self._database, choice)
+
     async def dead(
         self,
         queue: str | None = None,
@@ -128,6 +160,15 @@ class Archive:
     async def check_position(self, position: str) -> None:
         """Raise ForeignPositionError if it is of another server, or RestoredDatabaseError."""
         await self._database.value(sql.SNAPSHOT_OF, position)
+
+    async def known_position(self, position: str) -> str:
+        """Where to go on from a position: there, or before it, where a standby has taken over.
+
+        That is as far as both servers are the same: what came since then is read again. Raises
+        ForeignPositionError if it is of another server, or RestoredDatabaseError.
+        """
+        [row] = await self._database.persist(sql.KNOWN_POSITION, position)
+        return str(row[0])
 
     async def dead_since(
         self, seen: str, queue: str | None = None

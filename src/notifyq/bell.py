@@ -15,7 +15,6 @@ import asyncpg
 from notifyq import sql
 from notifyq.errors import NotifyqError
 from notifyq.events import (
-    ListenerDeaf,
     QueueAttended,
     QueueUnattended,
     StreamAttended,
@@ -103,16 +102,18 @@ class Promises:
         if self._identity is not None:
             # The server may not know yet that the one before is dead, and believe its promises.
             await session.fetch(sql.END_SESSION, *self._identity)
-        # Where a host dies without a word, its promises must not outlive it by two hours.
-        [row] = await session.fetch(sql.KEEP_ALIVE)
-        self._identity = (row["pid"], row["backend_start"])
+            self._identity = None
         self._loop = asyncio.get_running_loop()
         if not await hears(session, self._ring):
-            self._home.call_soon_threadsafe(self._sink, ListenerDeaf(backend_pid=row["pid"]))
+            session.report_deaf()
             self.is_deaf = True
             self._home.call_soon_threadsafe(self._on_session)
             return
         self.is_deaf = False
+        # Of a session that is ours: one of a pooler's must not be ended, others work on it.
+        # Where a host dies without a word, its promises must not outlive it by two hours.
+        [row] = await session.fetch(sql.KEEP_ALIVE)
+        self._identity = (row["pid"], row["backend_start"])
         self._session = session
         try:
             self._home.call_soon_threadsafe(self._on_session)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from notifyq.events import Sink
+    from notifyq.events import Guarded
     from notifyq.inbox import Inbox
     from notifyq.model import Message
     from notifyq.registry import Registry
@@ -62,7 +63,7 @@ class Claims:
         take: Take,
         known: Callable[[], list[int]],
         on_failure: Callable[[BaseException], None],
-        sink: Sink,
+        sink: Guarded,
     ) -> None:
         self._inbox = inbox
         self._registry = registry
@@ -76,9 +77,10 @@ class Claims:
         self._thorough_at = 0.0
         self._is_stopping = False
 
-    async def look(self, room: int, *, is_last: bool = False) -> Look:
+    async def look(self, room: int, rung_at: float | None, *, is_last: bool = False) -> Look:
         """Claim messages for up to `room` calls; each queue has its turn at being the first.
 
+        `rung_at` is when the bell rang that called for it, in monotonic seconds.
         The last look before a sleep goes through all that is there, unless that is very slow.
         """
         began = time.monotonic()
@@ -111,12 +113,23 @@ class Claims:
             if claimed:
                 left -= -(-len(claimed) // batch)
                 found.update(message.queue for message in claimed)
-                self._sink(MessagesClaimed(quantity=len(claimed), queues=tuple(queues)))
+                self._report(claimed, queues, rung_at)
                 self._take(claimed, since)
         if is_thorough and (took := time.monotonic() - began) > _SLOW:
             self._thorough_at = began + 10 * took
         self._queues.append(self._queues.pop(0))
         return Look(frozenset(found), is_full=left <= 0)
+
+    def _report(self, claimed: list[Message], queues: list[str], rung_at: float | None) -> None:
+        if self._sink.hears(MessagesClaimed):
+            self._sink(
+                MessagesClaimed(
+                    quantity=len(claimed),
+                    queues=tuple(queues),
+                    by_queue=dict(Counter(message.queue for message in claimed)),
+                    since_bell=None if rung_at is None else time.monotonic() - rung_at,
+                )
+            )
 
     def stop(self) -> None:
         """Claim no more, and wait no longer for a server that is gone."""

@@ -88,6 +88,9 @@ class DatabaseSettings(Settings):
     command_timeout: Duration = Field(timedelta(seconds=60), gt=timedelta(0))
     retry_for: Duration = Field(timedelta(minutes=5), ge=timedelta(0))
     """A connection that was lost is tried again for this long, then the process gives up."""
+    prepared_statements: bool | None = None
+    """Whether a pooler keeps prepared statements; None: see whether it does. Without a pooler, and
+    in its session mode, they are kept."""
 
 
 class WorkerSettings(Settings):
@@ -127,7 +130,15 @@ class RelaySettings(Settings):
     """How long a stop waits for batches under way before it releases them."""
 
 
-class CommandSettings(Settings):
+class ScrapeSettings(Settings):
+    """Where a command serves its metrics."""
+
+    metrics_port: int | None = Field(None, ge=0, le=65535)
+    """Where Prometheus finds the metrics; None: nowhere. Process N of several has the N-th one."""
+    metrics_host: str = "127.0.0.1"
+
+
+class CommandSettings(ScrapeSettings):
     """What `notifyq worker` makes of a worker, and a worker inside a program does not."""
 
     processes: int = Field(1, ge=1)
@@ -149,6 +160,23 @@ def dsn_from_environment() -> str | None:
     dsn = os.environ.get("NOTIFYQ_DSN")
     file = os.environ.get("NOTIFYQ_DSN_FILE")
     return dsn or (dsn_from_file(file) if file else None)
+
+
+def listen_dsn_from_environment() -> str | None:
+    """The DSN in NOTIFYQ_LISTEN_DSN, else in the file NOTIFYQ_LISTEN_DSN_FILE, if any.
+
+    It belongs to that of `dsn_from_environment`: with another DSN it might be another database's.
+    """
+    dsn = os.environ.get("NOTIFYQ_LISTEN_DSN")
+    file = os.environ.get("NOTIFYQ_LISTEN_DSN_FILE")
+    return dsn or (dsn_from_file(file) if file else None)
+
+
+def given_dsns(dsn: str | None, listen_dsn: str | None) -> tuple[str | None, str | None]:
+    """These DSNs; where the first is not given both are looked for in the environment."""
+    if dsn is not None:
+        return dsn, listen_dsn
+    return dsn_from_environment(), listen_dsn or listen_dsn_from_environment()
 
 
 def dsn_from_file(path: str) -> str:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from notifyq.batches import Batch
-from notifyq.events import HandlerStuck
+from notifyq.events import HandlerStuck, LocksExtended
 from notifyq.executor import Cause
 from notifyq.heartbeat import Key, Lock
-from notifyq.ledger import Held, Ledger
+from notifyq.ledger import Held, Ledger, deadline_of, messages_of
 from notifyq.pace import PATIENCE, Pace
 from notifyq.tools import Tools
 
@@ -66,7 +66,12 @@ class Crew:
         self._home: asyncio.AbstractEventLoop
         self._context: contextvars.Context  # what each handler begins with a copy of
         self._ledger = Ledger(
-            inbox, sink, on_free=on_free, on_failure=on_failure, on_lost=self._lock_lost
+            inbox,
+            sink,
+            on_free=on_free,
+            on_failure=on_failure,
+            on_lost=self._lock_lost,
+            on_extended=self._locks_extended,
         )
         self.heartbeat = self._ledger.heartbeat
         self.counts = self._ledger.counts
@@ -75,6 +80,11 @@ class Crew:
     def __len__(self) -> int:
         """How many messages are not settled yet."""
         return len(self._ledger)
+
+    @property
+    def running(self) -> int:
+        """How many calls of handlers are under way."""
+        return self._running
 
     @property
     def busy(self) -> int:
@@ -205,7 +215,7 @@ class Crew:
     def _fill(self) -> None:
         """Give free slots to what waits."""
         while self._waiting and self._free > 0:
-            if _deadline(self._waiting[0]) <= time.monotonic():
+            if deadline_of(self._waiting[0]) <= time.monotonic():
                 self._give_back()
             else:
                 self._begin(self._waiting.popleft())
@@ -213,7 +223,7 @@ class Crew:
     def _give_back(self) -> None:
         """Release all that waits: whoever claims it next may start it sooner."""
         if self._waiting:
-            released = [held for call in self._waiting for held in _messages(call)]
+            released = [held for call in self._waiting for held in messages_of(call)]
             self._waiting.clear()
             self._pace.stumble()
             task = asyncio.create_task(self._ledger.release(released))
@@ -274,7 +284,7 @@ class Crew:
             if call in self._waiting:
                 self._give_back()
         elif call.stop(cause) and not (call.handler.is_async or call.handler.process):
-            message = _messages(call)[0].message
+            message = messages_of(call)[0].message
             self._sink(HandlerStuck(queue=message.queue, message_id=message.id))
 
     def _lock_lost(self, key: Key) -> None:
@@ -282,10 +292,7 @@ class Crew:
         with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
             self._home.call_soon_threadsafe(self._stop, key, Cause.LOCK)
 
-
-def _messages(call: Held | Batch[Held]) -> list[Held]:
-    return [call] if isinstance(call, Held) else call.members
-
-
-def _deadline(call: Held | Batch[Held]) -> float:
-    return min(held.lock.deadline for held in _messages(call))
+    def _locks_extended(self, quantity: int) -> None:
+        if quantity and self._sink.hears(LocksExtended):
+            with suppress(RuntimeError):
+                self._home.call_soon_threadsafe(self._sink, LocksExtended(quantity=quantity))

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import ssl
 import weakref
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import asyncpg
 
@@ -21,6 +21,7 @@ from notifyq.errors import (
     SchemaError,
     SchemaMissingError,
 )
+from notifyq.route import Route
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -34,16 +35,6 @@ if TYPE_CHECKING:
     AnyConnection: TypeAlias = Connection | PoolConnectionProxy[asyncpg.Record]
 
 log = logging.getLogger("notifyq.database")
-
-
-def _session(name: str) -> dict[str, str]:
-    return {
-        "application_name": name,
-        # Claims at SERIALIZABLE fail by the dozen, whatever the database's default says.
-        "default_transaction_isolation": "read committed",
-        # One that the role or the database has for the sake of others; ours is command_timeout.
-        "statement_timeout": "0",
-    }
 
 
 def explained(error: BaseException, dsn: str) -> NotifyqError | None:
@@ -104,13 +95,19 @@ def explaining(dsn: str) -> Iterator[None]:
         raise ours from error
 
 
-async def connect(dsn: str, *, name: str = "notifyq", timeout: float = 10) -> Connection:
-    """Open one connection; `name` is what pg_stat_activity shows."""
+async def connect(
+    dsn: str, *, name: str = "notifyq", timeout: float = 10, route: Route | None = None
+) -> Connection:
+    """Open one connection; `name` is what pg_stat_activity shows.
+
+    A `route` remembers for the next one what was found out about the way.
+    """
+    route = route or Route(dsn, name=name, timeout=timeout)
     if not dsn.startswith(("postgres://", "postgresql://")):
         raise _unusable(dsn)
     with explaining(dsn):
         try:
-            return await asyncpg.connect(dsn, timeout=timeout, server_settings=_session(name))
+            return await route.connect(asyncpg.Connection)
         except (asyncpg.ClientConfigurationError, OSError):
             raise  # a certificate that is not trusted is a ValueError, too
         except (ValueError, OverflowError):  # what asyncpg says to ports and hosts
@@ -125,6 +122,16 @@ def _unusable(dsn: str) -> ConfigurationError:
     )
 
 
+class Calls(Protocol):
+    """What answers calls: a database, or one transaction of it."""
+
+    async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
+        """Run a call and return its rows."""
+
+    async def value(self, statement: str, *args: Any) -> Any:
+        """Run a call and return its one value."""
+
+
 class _Pooled(asyncpg.Connection):
     """A connection that is reset when it comes back from a user, and only then.
 
@@ -133,6 +140,8 @@ class _Pooled(asyncpg.Connection):
     """
 
     is_lent = False
+    is_shared = False
+    """Whether a pooler lends its session: then it is not ours to reset."""
 
     def lend(self) -> None:
         self.is_lent = True
@@ -142,16 +151,32 @@ class _Pooled(asyncpg.Connection):
             await super().reset(timeout=timeout)
             self.is_lent = False
 
+    def get_reset_query(self) -> str:
+        return "" if self.is_shared else str(super().get_reset_query())
+
 
 class Database:
     """A pool of connections that answers calls, trying again while a lost server comes back."""
 
     def __init__(
-        self, dsn: str, *, settings: DatabaseSettings | None = None, name: str = "notifyq"
+        self,
+        dsn: str,
+        *,
+        listen_dsn: str | None = None,
+        settings: DatabaseSettings | None = None,
+        name: str = "notifyq",
     ) -> None:
         self.dsn = dsn
+        self.listen_dsn = listen_dsn or dsn
+        """Where to listen: the same database, without a pooler in between."""
         self.settings = settings or DatabaseSettings.load()
         self.name = name
+        self._route = Route(
+            dsn,
+            name=name,
+            timeout=self.settings.connect_timeout.total_seconds(),
+            prepared=self.settings.prepared_statements,
+        )
         self._pool: Pool | None = None
         self._users = 0
         self._opening = asyncio.Lock()
@@ -174,22 +199,25 @@ class Database:
         """Connect, once; a server that is not there is an error at once."""
         async with self._opening:
             if self._pool is None:
-                settings = self.settings
-                timeout = settings.connect_timeout.total_seconds()
                 # A single connection first: its errors are about this DSN, a pool's are not.
-                await (await connect(self.dsn, name=self.name, timeout=timeout)).close()
+                await (await connect(self.dsn, route=self._route)).close()
                 with explaining(self.dsn):
                     self._pool = await asyncpg.create_pool(
-                        self.dsn,
                         # None that the pool would restore by itself: it logs each try that fails.
                         min_size=0,
-                        max_size=settings.pool_size,
-                        timeout=timeout,
-                        command_timeout=settings.command_timeout.total_seconds(),
-                        server_settings=_session(self.name),
+                        max_size=self.settings.pool_size,
+                        command_timeout=self.settings.command_timeout.total_seconds(),
                         connection_class=_Pooled,
+                        connect=cast("Any", self._connect),  # with fewer options than its own
                     )
             return self._pool
+
+    async def _connect(
+        self, _dsn: None, *, connection_class: type[_Pooled], **options: Any
+    ) -> _Pooled:
+        connection = await self._route.connect(connection_class, **options)
+        connection.is_shared = self._route.way is not None and self._route.way.is_pooled
+        return connection
 
     def lane(self, size: int = 1) -> Database:
         """One more connection to the same server, or more: all calls over one share its session.
@@ -197,7 +225,8 @@ class Database:
         It is opened by the first call, replaced if it is lost, and closed with this object.
         """
         settings = self.settings.model_copy(update={"pool_size": size})
-        lane = Database(self.dsn, settings=settings, name=self.name)
+        lane = Database(self.dsn, listen_dsn=self.listen_dsn, settings=settings, name=self.name)
+        lane._route.way = self._route.way
         self._lanes.add(lane)
         return lane
 
@@ -225,15 +254,13 @@ class Database:
 
     async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
         """Run a call once and return its rows."""
-        pool = await self.open()
         with explaining(self.dsn):
-            return await pool.fetch(statement, *args)
+            return cast("list[asyncpg.Record]", await self._ask("fetch", statement, *args))
 
     async def value(self, statement: str, *args: Any) -> Any:
         """Run a call once and return its one value."""
-        pool = await self.open()
         with explaining(self.dsn):
-            return await pool.fetchval(statement, *args)
+            return await self._ask("fetchval", statement, *args)
 
     async def persist(
         self, statement: str, *args: Any, retried: Callable[[], None] | None = None
@@ -249,7 +276,15 @@ class Database:
                 with attempt:
                     if retried is not None and attempt.retry_state.attempt_number > 1:
                         retried()
-                    # Asked for each time: another user of this object may have closed the last one.
-                    pool = await self.open()
-                    return await pool.fetch(statement, *args)
+                    return cast("list[asyncpg.Record]", await self._ask("fetch", statement, *args))
         raise AssertionError  # tenacity returns or raises; this line tells the type checker
+
+    async def _ask(self, method: str, statement: str, *args: Any) -> Any:
+        # Opened for each call: another user of this object may have closed the pool.
+        pool = await self.open()
+        try:
+            return await getattr(pool, method)(statement, *args)
+        except asyncpg.ReadOnlySQLTransactionError:
+            # The primary of before is none any more, and may never close a connection by itself.
+            await pool.expire_connections()
+            raise

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from notifyq import sql
 from notifyq.archive import Archive
+from notifyq.doorbell import Hearing
 from notifyq.errors import ForeignPositionError
 from notifyq.listener import Listener
 
@@ -51,18 +52,20 @@ class DeadLetters:
 
         The first look is handed out even if it found nothing, so that its position can be kept.
         Raises DatabaseUnavailableError when the server stays away for longer than the retries,
-        ForeignPositionError when it is another one or lacks what was seen.
+        ForeignPositionError when it is another one. On a standby that took over, what died in the
+        last moments before may be handed out again.
         """
         first = True
         if self._from is None:
             self._from = self._handed = await self._archive.position()
         async with Listener(
-            self._database.dsn,
+            self._database.listen_dsn,
             [sql.DEAD_MESSAGE],
             lambda _channel, _payload: self._wake.set(),
             settings=self._database.settings,
             name="notifyq dead watch",
             ping=10,
+            services=[Hearing(self._database).serve],
             sink=self._sink,
         ) as listener:
             listener.failed.add_done_callback(lambda _: self._wake.set())
@@ -90,6 +93,5 @@ class DeadLetters:
         except ForeignPositionError:
             # A standby that took over may lack the last seconds. From what was handed out last up
             # to here nothing died: if it knows that position, it is as good.
-            if self._handed is None or self._handed == start:
-                raise
-            return await self._archive.dead_since(self._handed, self._queue)
+            known = await self._archive.known_position(self._handed or start)
+            return await self._archive.dead_since(known, self._queue)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from notifyq import sql
-from notifyq.events import ListenerDeaf
+from notifyq import probes, sql
+from notifyq.config import masked
+from notifyq.errors import ConfigurationError
 from notifyq.listener import Listener, hears
 
 if TYPE_CHECKING:
@@ -15,7 +16,53 @@ if TYPE_CHECKING:
 
     from notifyq.database import Database
     from notifyq.events import Sink
-    from notifyq.listener import Session
+    from notifyq.listener import Service, Session
+
+
+class Hearing:
+    """A service beside a listener: tries whether bells arrive, and says so where none does."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._home = asyncio.get_running_loop()
+        self.hears = False
+        """Whether bells are known to arrive: through some poolers none does."""
+
+    async def serve(self, session: Session) -> None:
+        """Try it with each session; runs on the listener's loop, for as long as one lasts."""
+
+        async def ring(channel: str) -> bool:
+            call = self._database.persist(sql.RING, channel)
+            rung: Future[Any] = asyncio.run_coroutine_threadsafe(call, self._home)
+            return bool(await asyncio.wrap_future(rung))
+
+        if not await hears(session, ring):
+            session.report_deaf()
+            return
+        self.hears = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.hears = False
+
+
+def same_database(database: Database) -> Service:
+    """A service beside a listener: ends it where `listen_dsn` leads to another database."""
+    home = asyncio.get_running_loop()
+
+    async def check(session: Session) -> None:
+        if database.listen_dsn == database.dsn:
+            return
+        call = database.persist(probes.IDENTITY)
+        [there] = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, home))
+        [here] = await session.fetch(probes.IDENTITY)
+        if here != there:
+            raise ConfigurationError(
+                f"the listen DSN leads to another database than the DSN, {masked(database.dsn)}: "
+                "it must be the address of the same one without the pooler"
+            )
+
+    return check
 
 
 class Doorbell:
@@ -31,21 +78,23 @@ class Doorbell:
         channels: Sequence[str],
         on_bell: Callable[[str | None], None],
         *,
-        listen_dsn: str | None,
         name: str,
         sink: Sink,
     ) -> None:
         self._database = database
         self._channels = channels
         self._on_bell = on_bell
-        self._listen_dsn = listen_dsn or database.dsn
         self._name = name
         self._sink = sink
         self._starting = asyncio.Lock()
         self._listener: Listener | None = None
-        self.hears = False
-        """Whether bells are known to arrive: through some poolers none does."""
+        self._hearing: Hearing | None = None
         self.is_closed = False
+
+    @property
+    def hears(self) -> bool:
+        """Whether bells are known to arrive: through some poolers none does."""
+        return self._hearing is not None and self._hearing.hears
 
     async def listen(self) -> None:
         """Open the session if it is not; raises the error after which the listener gave up."""
@@ -56,20 +105,20 @@ class Doorbell:
                 if self._listener.failed.done():
                     self._listener.failed.result()
                 return
+            hearing = Hearing(self._database)
             listener = Listener(
-                self._listen_dsn,
+                self._database.listen_dsn,
                 self._channels,
                 lambda channel, payload: self._on_bell(payload if channel else None),
                 settings=self._database.settings,
                 name=self._name,
                 ping=10,
-                services=[self._serve],
+                services=[hearing.serve],
                 sink=self._sink,
             )
-            self._home = asyncio.get_running_loop()
             await listener.__aenter__()
             listener.failed.add_done_callback(lambda _: self._on_bell(None))
-            self._listener = listener
+            self._listener, self._hearing = listener, hearing
 
     async def close(self) -> None:
         """End the session, for good."""
@@ -79,20 +128,3 @@ class Doorbell:
             listener, self._listener = self._listener, None
             if listener is not None:
                 await listener.__aexit__()
-
-    async def _serve(self, session: Session) -> None:
-        # On the listener's loop, for as long as a session lasts.
-        async def ring(channel: str) -> bool:
-            call = self._database.persist(sql.RING, channel)
-            rung: Future[Any] = asyncio.run_coroutine_threadsafe(call, self._home)
-            return bool(await asyncio.wrap_future(rung))
-
-        if not await hears(session, ring):
-            event = ListenerDeaf(backend_pid=session.backend_pid)
-            self._home.call_soon_threadsafe(self._sink, event)
-            return
-        self.hears = True
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.hears = False

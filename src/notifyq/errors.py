@@ -155,6 +155,12 @@ class DatabaseError(NotifyqError, asyncpg.PostgresError):
     """An error that a function of schema messages raised, with SQLSTATE class NQ."""
 
 
+def reason(error: BaseException) -> str:
+    """What an error says, and what to do about it where the database tells that."""
+    said = str(error.args[0]) if error.args else type(error).__name__
+    return ": ".join(filter(None, (said, getattr(error, "hint", None))))
+
+
 class QueueNotFoundError(DatabaseError):
     """There is no queue of this name."""
 

@@ -23,6 +23,7 @@ class Event:
 
     id: int
     stream: str
+    """Where it was published."""
     created_at: datetime
     type: str | None
     key: str | None
@@ -79,18 +80,25 @@ class SubscriptionInfo:
     """Where a subscription stands."""
 
     stream: str
+    """What it reads."""
     subscriber: str
+    """Its name."""
     lag: timedelta | None
     """How old the oldest event is that it has not finished."""
     pending: int
     """Events that it has not finished, at most."""
     last_seen_at: datetime | None
+    """When it was last handed a batch."""
     last_tick: int | None
+    """The newest tick then."""
     current_batch: int | None
+    """The oldest batch that it has open."""
     next_tick: int | None
+    """The tick behind `last_tick`."""
     retries: int
     """Events that wait to be delivered again."""
     dead: int
+    """Events of it that are dead and still need attention."""
     members: int
     """How many have a batch open."""
 

@@ -136,7 +136,12 @@ class Execution:
         if tools.processes is None:
             raise ConfigurationError("handlers with processes are run by a worker")
         self.started = None  # the start of a process is not the handler's time
-        run = partial(tools.processes.run, where, self.message, self.begin)
+        processes, tracing = tools.processes, self.handler.tracing
+
+        async def run() -> Outcome:  # within the span, which is a middleware
+            carried = tracing.carried() if tracing is not None else {}
+            return await processes.run(where, self.message, self.begin, carried)
+
         try:
             if not self.handler.middleware:
                 return await self._interruptible(run())
@@ -185,6 +190,8 @@ class Execution:
         if handler.middleware:
             call = _around(call, args, self.message, handler.middleware)
             args = []
+        if handler.tracing is not None:
+            call, args = handler.tracing.around(handler, message, partial(call, *args)), []
         return await self._interruptible(call(*args))
 
     async def _interruptible(self, call: Awaitable[T]) -> T:
@@ -249,7 +256,9 @@ class Execution:
             return outcome  # it was to be rolled back, and a server that is gone does so by itself
         what = "opened" if outcome is None else "committed"
         failed = self._failed(error, f"the transaction could not be {what}: {describe(error)}")
-        return failed if outcome is None else Doubtful(**_fields(failed))
+        if outcome is None:
+            return failed
+        return Doubtful(**{it.name: getattr(failed, it.name) for it in fields(failed)})
 
     def success(self, result: Any) -> Success | Failed:
         """The outcome of a call that returned this."""
@@ -277,10 +286,6 @@ async def _result_of(run: Callable[[], Awaitable[Outcome]]) -> Any:
     if not isinstance(outcome, Success):
         raise EndedError(outcome)
     return None if outcome.result is None else from_json(outcome.result)
-
-
-def _fields(failed: Failed) -> dict[str, Any]:
-    return {field.name: getattr(failed, field.name) for field in fields(failed)}
 
 
 def _around(

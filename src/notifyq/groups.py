@@ -14,4 +14,6 @@ class Group:
     """What `App.publish_group` has published: the messages, in order, and their callback."""
 
     messages: list[Handle[Any]]
+    """In the order of the payloads."""
     callback: Handle[Any]
+    """What runs when all of them have ended."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from notifyq.admin import Policy
     from notifyq.results import Handle
     from notifyq.retries import Retries
+    from notifyq.tracing import Tracing
 
     Middleware = Callable[[Message, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
@@ -85,6 +86,8 @@ class Handler(Generic[F_co]):
     """How long the first message of a batch waits for others."""
     middleware: tuple[Middleware, ...] = ()
     """What runs around the function, the outermost first; a worker sets it."""
+    tracing: Tracing | None = field(default=None, repr=False)
+    """What makes a span of each call; a worker sets it."""
 
     if TYPE_CHECKING:
 

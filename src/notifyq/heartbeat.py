@@ -51,13 +51,17 @@ class Heartbeat:
     """Extends the locks of messages whose handlers run, on the listener's session and loop.
 
     There, a handler that blocks the main loop does not cost it the lock. `lost` is called, on the
-    loop of the listener, with the key of a lock that is another's or nobody's by now.
+    loop of the listener, with the key of a lock that is another's or nobody's by now; `extended`
+    with how many were extended.
     """
 
-    def __init__(self, lost: Callable[[Key], None]) -> None:
+    def __init__(
+        self, lost: Callable[[Key], None], extended: Callable[[int], None] = lambda _: None
+    ) -> None:
         # By token too: a worker may get a message again while it still settles a lock that it lost.
         self._locks: dict[Key, Lock] = {}
         self._lost = lost
+        self._extended = extended
 
     def add(self, lock: Lock) -> None:
         """Watch over a lock from now on."""
@@ -94,6 +98,7 @@ class Heartbeat:
                 timedelta(seconds=seconds),
             )
             held = newest([lock.key for lock in locks], rows)
+            self._extended(len(held))
             for lock in locks:
                 if lock.key in held:
                     lock.renew(sent)

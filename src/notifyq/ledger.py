@@ -40,8 +40,9 @@ class Held(Execution):
 class Ledger:
     """The messages of a worker that are not settled yet.
 
-    `on_free` is called after each that is, `on_failure` with an error that no handler has made,
-    and `on_lost`, on the listener's loop, with the key of a lock that was lost.
+    `on_free` is called after each that is, `on_failure` with an error that no handler has made.
+    On the listener's loop `on_lost` is called with the key of a lock that was lost, `on_extended`
+    with how many were extended.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Ledger:
         on_free: Callable[[], None],
         on_failure: Callable[[BaseException], None],
         on_lost: Callable[[Key], None],
+        on_extended: Callable[[int], None],
     ) -> None:
         self._inbox = inbox
         self._sink = sink
@@ -62,7 +64,7 @@ class Ledger:
         self._changed = asyncio.Event()
         self.batches: set[Batch[Held]] = set()
         """Calls with a message that is not settled yet."""
-        self.heartbeat = Heartbeat(on_lost)
+        self.heartbeat = Heartbeat(on_lost, on_extended)
         self.counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -189,8 +191,22 @@ class Ledger:
                     message_id=message.id,
                     lock_token=message.lock_token,
                     status=status,
+                    attempts=message.attempts,
                     wait=(locked_at - message.created_at).total_seconds(),
+                    queued=(
+                        locked_at - max(message.created_at, message.available_at)
+                    ).total_seconds(),
                     run=held.run,
                     details=getattr(outcome, "details", getattr(outcome, "reason", None)),
                 )
             )
+
+
+def messages_of(call: Held | Batch[Held]) -> list[Held]:
+    """The messages that one call of a handler is for."""
+    return [call] if isinstance(call, Held) else call.members
+
+
+def deadline_of(call: Held | Batch[Held]) -> float:
+    """When the first of their locks is over, in monotonic seconds."""
+    return min(held.lock.deadline for held in messages_of(call))

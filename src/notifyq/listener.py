@@ -14,14 +14,17 @@ import secrets
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import asyncpg
 
+from notifyq import probes
 from notifyq.backoff import is_passing, retrying
 from notifyq.database import connect, explained
 from notifyq.errors import DatabaseUnavailableError
-from notifyq.events import Event, ListenerConnected, ListenerLost, Sink
+from notifyq.events import Event, ListenerConnected, ListenerDeaf, ListenerLost, Sink
+from notifyq.route import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -46,9 +49,13 @@ _HEARS_WITHIN = 3.0
 class Session:
     """The listening connection, for one call at a time."""
 
-    def __init__(self, connection: Connection, timeout: float) -> None:
+    def __init__(
+        self, connection: Connection, timeout: float, report_deaf: Callable[[], None]
+    ) -> None:
         self._connection = connection
         self._timeout = timeout
+        self.report_deaf = report_deaf
+        """To be called where no bell arrives; each listener says so once."""
         self._turn = asyncio.Lock()
 
     async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
@@ -110,13 +117,19 @@ class Listener:
         self._channels = channels
         self._on_bell = on_bell
         self._settings = settings
-        self._name = name
+        self._route = Route(
+            dsn,
+            name=name,
+            timeout=settings.connect_timeout.total_seconds(),
+            prepared=settings.prepared_statements,
+        )
         self._ping_every = ping
         self._services = services
         self._sink = sink
         self._heard: set[tuple[str, str]] = set()
         self._hearing = threading.Lock()
         self._connected_before = False
+        self._is_deaf = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
 
@@ -144,6 +157,11 @@ class Listener:
                 self._loop.call_soon_threadsafe(self._stop.set)
         await self._home.run_in_executor(None, self._thread.join)
         self.failed.cancel()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of its thread, once it is there."""
+        return self._loop
 
     def _run(self) -> None:
         try:
@@ -196,23 +214,22 @@ class Listener:
             await asyncio.sleep(_pause(short))
 
     async def _connect(self) -> Connection:
-        timeout = self._settings.connect_timeout.total_seconds()
         if not self._connected_before:
-            return await connect(self._dsn, name=self._name, timeout=timeout)
+            return await connect(self._dsn, route=self._route)
         async for attempt in retrying("listening", log, self._settings.retry_for):
             with attempt:
-                return await self._reconnect(timeout)
+                return await self._reconnect()
         raise AssertionError  # tenacity returns or raises; this line tells the type checker
 
-    async def _reconnect(self, timeout: float) -> Connection:
+    async def _reconnect(self) -> Connection:
         try:
-            return await connect(self._dsn, name=self._name, timeout=timeout)
+            return await connect(self._dsn, route=self._route)
         except DatabaseUnavailableError as error:
             # The foreign error decides whether another try makes sense.
             raise (error.__cause__ or error) from None
 
     async def _serve(self, connection: Connection) -> None:
-        session = Session(connection, timeout=5)
+        session = Session(connection, 5, partial(self._report_deaf, connection.get_server_pid()))
         gone = asyncio.Event()
         connection.add_termination_listener(lambda _: gone.set())
         for channel in self._channels:
@@ -229,15 +246,23 @@ class Listener:
             for service in self._services:
                 group.create_task(service(session))
 
+    def _report_deaf(self, backend_pid: int) -> None:
+        if not self._is_deaf:
+            self._is_deaf = True
+            self._emit(ListenerDeaf(backend_pid=backend_pid))
+
     def _report_ready(self) -> None:
         if not self._ready.done():
             self._ready.set_result(None)
 
     async def _ping(self, session: Session) -> None:
         # A half-open socket looks alive for two hours; only an answer proves the session.
+        # Nor does a primary that became a standby without a restart say so by itself.
+        is_read_only = bool(await session.fetch(probes.IS_READ_ONLY))
         while True:
             await asyncio.sleep(self._ping_every)
-            await session.fetch("select")
+            if bool(await session.fetch(probes.IS_READ_ONLY)) and not is_read_only:
+                raise asyncpg.ReadOnlySQLTransactionError("the server is no primary any more")
 
     def _hear(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
         # A thousand bells cost the main loop one call, which gives them their turn in a bunch.

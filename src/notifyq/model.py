@@ -170,11 +170,13 @@ class Dependency:
     """A message that another one waits for."""
 
     id: int
+    """That message."""
     queue: str | None
     """None where the archive does not keep it any more."""
     state: str
     """Where it stands, or how it ended."""
     details: str | None
+    """Why it did not succeed."""
     result: str | None
     """What its handler returned, as JSON text."""
 

@@ -25,6 +25,7 @@ class Options(TypedDict, total=False):
 
     priority: int
     delay: timedelta | None
+    """How long it is scheduled before it waits; instead of `available_at`."""
     available_at: datetime | None
     type: str | None
     headers: dict[str, Any] | None

@@ -21,6 +21,7 @@ from notifyq.executor import Execution
 from notifyq.handlers import Handler
 from notifyq.model import Failed, Message, Outcome, Rejected
 from notifyq.tools import ProcessDiedError
+from notifyq.tracing import continued
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,11 @@ class Processes:
         self._children: set[_Child] = set()
 
     async def run(
-        self, where: tuple[str, str], message: Message, began: Callable[[], None]
+        self,
+        where: tuple[str, str],
+        message: Message,
+        began: Callable[[], None],
+        carried: dict[str, str],
     ) -> Outcome:
         """Handle a message; cancelled, the process is killed. `began` is called when it is up."""
         if self._idle:
@@ -53,7 +58,7 @@ class Processes:
         try:
             await child.ready
             began()
-            outcome: Outcome = await child.call(handle, where, message)
+            outcome: Outcome = await child.call(handle, where, message, carried)
         except BrokenProcessPool:
             # Before it is thrown away: the executor's thread may be first to hear of the end.
             code = await asyncio.to_thread(child.exit_code)
@@ -139,7 +144,7 @@ def _prepare(module: str) -> None:
         importlib.import_module(module)
 
 
-def handle(where: tuple[str, str], message: Message) -> Outcome:
+def handle(where: tuple[str, str], message: Message, carried: dict[str, str]) -> Outcome:
     """Validate the payload, call the handler, and tell how that ended."""
     handler = _find(where)
     execution = Execution(handler, message)
@@ -149,7 +154,8 @@ def handle(where: tuple[str, str], message: Message) -> Outcome:
     slots = {"payload": payload, "message": message}
     names = {name: slots[slot] for name, slot in handler.names}
     try:
-        result = handler.function(*(slots[slot] for slot in handler.takes), **names)
+        with continued(carried):
+            result = handler.function(*(slots[slot] for slot in handler.takes), **names)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  the user's code may raise anything

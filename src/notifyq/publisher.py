@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 import asyncpg
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from notifyq.database import AnyConnection, Database
     from notifyq.options import KeyOf
     from notifyq.schemas import PayloadSchemas
+    from notifyq.tracing import Tracing
 
 _MOST = 10_000
 """Messages of a statement: more are hardly faster, and take memory here and there."""
@@ -34,12 +35,20 @@ class Publisher:
     `connection` is the caller's own, with a transaction open or not: the message is there when
     that transaction commits, and not if it doesn't. It may be of any library that
     `notifyq.within` knows, if calls on it are awaited. With `schemas` payloads are checked here
-    too, and nothing is sent for one that the schema of its queue refuses.
+    too, and nothing is sent for one that the schema of its queue refuses; with `tracing` each
+    call is a span, which the headers carry.
     """
 
-    def __init__(self, database: Database, *, schemas: PayloadSchemas | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        schemas: PayloadSchemas | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._database = database
         self._schemas = schemas
+        self._tracing = tracing
 
     async def publish(
         self,
@@ -55,10 +64,25 @@ class Publisher:
 
         `key` says what the message is about: order, limits and shares of a queue may go by it.
         """
+        if self._tracing is None:
+            return await self._publish(queue, payload, connection, (dedup_key, key), options)
+        with self._tracing.publishing(queue, cast("dict[str, Any]", options)) as span:
+            number = await self._publish(queue, payload, connection, (dedup_key, key), options)
+            span.set_attribute("messaging.message.id", str(number))
+            return number
+
+    async def _publish(
+        self,
+        queue: str,
+        payload: Any,
+        connection: Awaited | None,
+        keys: tuple[str | None, str | None],
+        options: Options,
+    ) -> int:
         text = encode(payload)
         if self._schemas is not None:
             await self._schemas.check(queue, [text])
-        args = (queue, text, *before_keys(options), dedup_key, key, *behind_keys(options))
+        args = (queue, text, *before_keys(options), *keys, *behind_keys(options))
         [published] = await self._ids(connection, sql.PUBLISH, *args)
         return published
 
@@ -152,6 +176,20 @@ class Publisher:
         *,
         before: int = 0,
         **options: Unpack[Options],
+    ) -> list[int]:
+        if self._tracing is None:
+            return await self._send(connection, queue, batch, before, options)
+        given, quantity = cast("dict[str, Any]", options), len(batch.texts)
+        with self._tracing.publishing(queue, given, quantity):
+            return await self._send(connection, queue, batch, before, options)
+
+    async def _send(
+        self,
+        connection: Awaited | None,
+        queue: str,
+        batch: _Batch,
+        before: int,
+        options: Options,
     ) -> list[int]:
         if self._schemas is not None:
             await self._schemas.check(queue, batch.texts, before=before)

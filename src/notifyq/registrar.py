@@ -8,10 +8,13 @@ from notifyq.crons import make_cron
 from notifyq.handlers import Publishing
 from notifyq.registry import Registry, make_handler
 from notifyq.subscribers import make_subscriber
+from notifyq.tracing import make_tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
+
+    from opentelemetry.trace import TracerProvider
 
     from notifyq.crons import CronOptions
     from notifyq.handlers import Handler, Middleware, Register, RegisterBatch, RegisterCron
@@ -25,8 +28,9 @@ M = TypeVar("M", bound="Middleware")
 class Registrar(Publishing):
     """The side of an App that functions are registered on; the other one publishes for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracing: bool | TracerProvider = False) -> None:  # noqa: FBT001, FBT002
         self.registry = Registry()
+        self.registry.tracing = make_tracing(tracing)
 
     @overload
     def handler(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from notifyq.retries import Backoff
     from notifyq.schedules import Schedule
     from notifyq.subscribers import Subscriber
+    from notifyq.tracing import Tracing
 
 Opened = dict[Any, Any]
 """Handlers by queue, and subscribers by stream and name."""
@@ -56,6 +57,8 @@ class Registry:
         """By name."""
         self.resources = Resources()
         self._middleware: list[Middleware] = []
+        self.tracing: Tracing | None = None
+        """What makes spans of calls."""
 
     def add(self, handler: Handler[Any]) -> None:
         """Register a handler; a second one for the same queue is an error."""
@@ -137,7 +140,7 @@ class Registry:
         ]
         async with self.resources.opened(wanted, given or {}) as values:
             middleware = tuple(self._middleware)
-            yield {key: _bound(it, values, middleware) for key, it in keyed.items()}
+            yield {key: _bound(it, values, middleware, self.tracing) for key, it in keyed.items()}
 
     def __getitem__(self, queue: str) -> Handler[Any]:
         return self._handlers[queue]
@@ -151,13 +154,19 @@ class Registry:
 
 
 def _bound(
-    handler: Handler[Any], values: Mapping[Any, Any], middleware: tuple[Middleware, ...]
+    handler: Handler[Any],
+    values: Mapping[Any, Any],
+    middleware: tuple[Middleware, ...],
+    tracing: Tracing | None,
 ) -> Handler[Any]:
-    if not handler.resources and not middleware:
+    if not handler.resources and not middleware and tracing is None:
         return handler
+    if tracing is not None and handler.process is not None:
+        middleware = (tracing.middleware(handler), *middleware)
     # A batch of events is not there yet.
     arguments = {place: values[kind] for place, kind in handler.resources if kind in values}
-    return replace(handler, function=partial(handler.function, **arguments), middleware=middleware)
+    function = partial(handler.function, **arguments)
+    return replace(handler, function=function, middleware=middleware, tracing=tracing)
 
 
 def make_handler(

@@ -89,16 +89,13 @@ class Results:
     The first wait opens one listening session, which `close()` ends; all waits share it.
     """
 
-    def __init__(
-        self, database: Database, *, listen_dsn: str | None = None, sink: Sink = log_sink
-    ) -> None:
+    def __init__(self, database: Database, *, sink: Sink = log_sink) -> None:
         self._database = database
         self._waiting: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
         self._bell = Doorbell(
             database,
             [sql.FINISHED_MESSAGE],
             self._hear,
-            listen_dsn=listen_dsn,
             name="notifyq results",
             sink=sink,
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from notifyq.database import Database
+    from notifyq.database import Calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,7 @@ class Schedule:
     """Five fields, six with leading seconds, `@daily` and the like, or `@every 90s`."""
     queue: str
     payload: Any = None
+    """What each message says."""
     timezone: str = "UTC"
     """Whose clocks `cron` means, as in `Europe/Oslo`."""
     type: str | None = None
@@ -92,7 +93,7 @@ class ScheduleInfo(Schedule):
 class Schedules:
     """Define, list, stop and remove what is published again and again."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Calls) -> None:
         self._database = database
 
     async def add(self, schedule: Schedule) -> bool:

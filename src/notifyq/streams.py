@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from notifyq.admin import Bell
-    from notifyq.database import Database
+    from notifyq.database import Calls
     from notifyq.schemas import Schema
 
 _DURATIONS = frozenset({"retention", "max_lag"})
@@ -82,7 +82,7 @@ class Streams:
     `"start"` (all that is kept), the number of a tick, or an instant.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Calls) -> None:
         self._database = database
 
     async def create(self, name: str, policy: StreamPolicy | None = None) -> bool:

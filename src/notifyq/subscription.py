@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from notifyq import sql
+from notifyq.doorbell import Hearing
 from notifyq.errors import BatchNotFoundError, ConfigurationError
 from notifyq.event import Event
 from notifyq.events import log_sink
@@ -140,7 +141,6 @@ class Subscription:
         *,
         member: str | None = None,
         takeover: timedelta | float | None = None,
-        listen_dsn: str | None = None,
         poll: timedelta | float = 1,
         sink: Sink = log_sink,
     ) -> None:
@@ -149,7 +149,6 @@ class Subscription:
         self.subscriber = subscriber
         self._member = member
         self._takeover = seconds(takeover)
-        self._listen_dsn = listen_dsn or database.dsn
         self._poll = seconds(poll) or timedelta()
         self._sink = sink
 
@@ -247,12 +246,13 @@ class Subscription:
                 wake.set()
 
         async with Listener(
-            self._listen_dsn,
+            self._database.listen_dsn,
             [sql.NEW_EVENT],
             hear,
             settings=self._database.settings,
             name="notifyq subscription",
             ping=10,
+            services=[Hearing(self._database).serve],
             sink=self._sink,
         ) as listener:
             listener.failed.add_done_callback(lambda _: wake.set())

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from notifyq import sql
+from notifyq.doorbell import Hearing
 from notifyq.event import Event
 from notifyq.listener import Listener
 
@@ -24,12 +25,9 @@ class Tail:
     behind. The order is that of commits, and by id within one look.
     """
 
-    def __init__(
-        self, database: Database, stream: str, *, listen_dsn: str | None = None, sink: Sink
-    ) -> None:
+    def __init__(self, database: Database, stream: str, *, sink: Sink) -> None:
         self._database = database
         self._stream = stream
-        self._listen_dsn = listen_dsn or database.dsn
         self._sink = sink
         self._wake = asyncio.Event()
 
@@ -38,12 +36,13 @@ class Tail:
         seen = str(await self._database.value(sql.POSITION))
         await self._database.fetch(sql.STREAM_INFO, self._stream)
         async with Listener(
-            self._listen_dsn,
+            self._database.listen_dsn,
             [sql.NEW_EVENT],
             self._hear,
             settings=self._database.settings,
             name="notifyq stream tail",
             ping=10,
+            services=[Hearing(self._database).serve],
             sink=self._sink,
         ) as listener:
             listener.failed.add_done_callback(lambda _: self._wake.set())

@@ -19,6 +19,7 @@ from taskiq import AckableMessage, AsyncBroker
 from notifyq import sql
 from notifyq.admin import Policy
 from notifyq.app import App
+from notifyq.doorbell import Hearing
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.events import log_sink
 from notifyq.heartbeat import Heartbeat, Lock
@@ -142,13 +143,13 @@ class NotifyqBroker(AsyncBroker):
         inbox = self._inbox = Inbox(database, worker)
         listener = await self._open.enter_async_context(
             Listener(
-                database.dsn,
+                database.listen_dsn,
                 [sql.NEW_MESSAGE],
                 lambda _channel, _payload: self._wake.set(),
                 settings=database.settings,
                 name="notifyq taskiq",
                 ping=10,
-                services=[self._heartbeat.serve],
+                services=[self._heartbeat.serve, Hearing(database).serve],
                 sink=log_sink,
             )
         )

@@ -30,9 +30,16 @@ class Running(Protocol):
     """What runs handlers in processes."""
 
     async def run(
-        self, where: tuple[str, str], message: Message, began: Callable[[], None]
+        self,
+        where: tuple[str, str],
+        message: Message,
+        began: Callable[[], None],
+        carried: dict[str, str],
     ) -> Outcome:
-        """Handle a message by the handler with this module and name."""
+        """Handle a message by the handler with this module and name.
+
+        `carried` is the trace context of the span around it; empty, if there is none.
+        """
 
     def close(self) -> None:
         """Kill the processes."""

@@ -75,7 +75,8 @@ class Vigil:
     async def _end(self) -> None:
         if self._connection is not None and self.session is None:
             # It broke, or was given up while it began: nobody knows what is open on it.
-            self._connection.terminate()
+            with suppress(asyncpg.InterfaceError):  # the pool has noticed before, and let it go
+                self._connection.terminate()
         self.session = self._connection = None
         stack, self._stack = self._stack, AsyncExitStack()
         with suppress(NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):

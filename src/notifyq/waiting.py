@@ -36,15 +36,12 @@ _PAUSE = 0.01
 class QueueBells:
     """Wakes who waits for queues, all of them on one listening session."""
 
-    def __init__(
-        self, database: Database, *, listen_dsn: str | None = None, sink: Sink = log_sink
-    ) -> None:
+    def __init__(self, database: Database, *, sink: Sink = log_sink) -> None:
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._bell = Doorbell(
             database,
             [sql.NEW_MESSAGE],
             self._hear,
-            listen_dsn=listen_dsn,
             name="notifyq inbox",
             sink=sink,
         )

@@ -30,6 +30,7 @@ class _Within(Publisher):
     def __init__(self) -> None:
         """Need no database, and so leave payloads to it."""
         self._schemas = None
+        self._tracing = None
 
     def _borrow(self, connection: Any) -> Borrowed:
         return borrow(connection)

@@ -14,6 +14,8 @@ from notifyq.attendance import Attendance
 from notifyq.bell import Promises
 from notifyq.claims import Claims
 from notifyq.crew import Crew
+from notifyq.doorbell import same_database
+from notifyq.ear import Ear
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.events import (
     Guarded,
@@ -25,7 +27,7 @@ from notifyq.events import (
 )
 from notifyq.inbox import Inbox
 from notifyq.listener import Listener
-from notifyq.pace import Allowance
+from notifyq.presence import Presence
 from notifyq.processes import Processes
 from notifyq.readers import Readers
 from notifyq.tools import Tools
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
     from notifyq.listener import Service
     from notifyq.model import Message
     from notifyq.registry import Registry
-
-_VAIN, _VAIN_RATE = 10, 100.0
-"""Bells that may be about nothing, at once and a second: anybody may ring, all the time."""
 
 
 class Worker:
@@ -64,7 +63,6 @@ class Worker:
         settings: WorkerSettings,
         queues: Sequence[str] = (),
         streams: Sequence[str] = (),
-        listen_dsn: str | None = None,
         sink: Sink = log_sink,
     ) -> None:
         everything = not queues and not streams
@@ -77,7 +75,6 @@ class Worker:
         self._database = database
         self._registry = registry
         self._settings = settings
-        self._listen_dsn = listen_dsn or database.dsn
         self._sink = Guarded(sink)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._inbox = self._inbox_type(database, self.name)
@@ -107,15 +104,25 @@ class Worker:
         )
         self._readers: list[Readers] = []
         self._home: asyncio.AbstractEventLoop | None = None
-        self._is_full = False
-        self._stops = 0
+        self._is_full, self._stops = False, 0
         self._refused: list[Message] = []
         self._failure: BaseException | None = None
+        self._listener: Listener | None = None
 
     @property
     def counts(self) -> Counter[str]:
         """Messages by how they were settled: an archive status, `released`, or `lost`."""
         return self._crew.counts
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """How many handlers run, and how many may at the same time."""
+        return self._crew.running, self._settings.concurrency
+
+    @property
+    def loops(self) -> tuple[asyncio.AbstractEventLoop | None, asyncio.AbstractEventLoop | None]:
+        """The event loops of the handlers and of the listener, None before they are there."""
+        return self._home, None if self._listener is None else self._listener.loop
 
     def stop(self) -> None:
         """Claim no more and let the running handlers end; called again, cancel them now.
@@ -132,6 +139,7 @@ class Worker:
             readers.stop()
         self._claims.stop()
         self._crew.stop_starting()
+        self._presence.is_stopping = True
         if self._stops > 1:
             self._crew.cancel()
             for readers in self._readers:
@@ -146,7 +154,11 @@ class Worker:
         promises = Promises(self._database, self._sink, on_session=self._wake.set)
         poll = settings.poll.total_seconds()
         self._attendance = Attendance(promises, self.queues, poll=poll)
-        serve: list[Service] = []
+        self._ear = Ear(
+            self.queues, self.streams, self._sink, self._attendance, self._readers, self._wake.set
+        )
+        self._presence = Presence(self._database, self)
+        serve: list[Service] = [same_database(self._database), self._presence.serve]
         if self.queues:
             serve += [self._crew.heartbeat.serve, promises.serve]
         if self._subscribers:
@@ -155,18 +167,18 @@ class Worker:
             )
             self._readers.append(readers)
             serve.append(readers.serve)
-        channels = [sql.NEW_MESSAGE] if self.queues else []
-        channels += [sql.NEW_EVENT] if self.streams else []
+        channels = [sql.NEW_MESSAGE] * bool(self.queues) + [sql.NEW_EVENT] * bool(self.streams)
         # Everything closes in the reverse of this order: handlers drain while their locks are
         # extended on the listener's session, their resources are open, and the pool is there to
         # settle them.
         async with (
             self._database,
+            self._presence,
             self._registry.opened(self.queues, subscribers=self._subscribers) as self._handlers,
             Listener(
-                self._listen_dsn,
+                self._database.listen_dsn,
                 channels,
-                self._hear,
+                self._ear.hear,
                 settings=self._database.settings,
                 name="notifyq worker",
                 ping=settings.ping.total_seconds(),
@@ -174,13 +186,11 @@ class Worker:
                 sink=self._sink,
             ) as listener,
         ):
+            self._listener = listener
             listener.failed.add_done_callback(self._listener_failed)
             self._sink(WorkerStarted(worker=self.name, queues=self.queues))
             upkeep = Upkeep(self._database, settings.upkeep.total_seconds(), self._sink)
-            services = [
-                self._serve(upkeep.serve()),
-                self._serve(self._crew.watch()),
-            ]
+            services = [self._serve(upkeep.serve()), self._serve(self._crew.watch())]
             services += [self._serve(it.run(self._handlers)) for it in self._readers]
             try:
                 await self._claim_until_stopped()
@@ -193,7 +203,6 @@ class Worker:
             raise self._failure
 
     async def _claim_until_stopped(self) -> None:
-        vain = Allowance(_VAIN, _VAIN_RATE)
         while not self.queues and not self._stops:
             self._wake.clear()
             await self._wake.wait()
@@ -202,12 +211,13 @@ class Worker:
             # else its message waits for the next poll.
             is_rung = self._wake.is_set()
             self._wake.clear()
+            rung_at = self._ear.take()
             if (room := self._crew.room) > 0:
-                look = await self._claims.look(room, is_last=self._attendance.owes_look)
+                look = await self._claims.look(room, rung_at, is_last=self._attendance.owes_look)
                 await self._attendance.note(look)
                 if look.is_full:
                     continue
-                if is_rung and not look.queues and (pause := vain.spend()) > 0:
+                if is_rung and not look.queues and (pause := self._ear.in_vain()) > 0:
                     await asyncio.sleep(pause)
             # Only then does a slot that becomes free call for another look.
             room = self._crew.room
@@ -259,17 +269,6 @@ class Worker:
                 released=self.counts["released"],
             )
         )
-
-    def _hear(self, channel: str, payload: str) -> None:
-        if channel != sql.NEW_MESSAGE:
-            for readers in self._readers:
-                readers.hear(payload)
-        if channel == sql.NEW_EVENT:
-            return
-        # A payload is a hint that anybody may forge: it decides on a look, and on nothing else.
-        queue, _, ids = payload.rpartition(":")
-        if not queue or (queue in self.queues and self._attendance.answers(queue, ids)):
-            self._wake.set()
 
     def _tell_home(self, function: Callable[..., None], *args: Any) -> None:
         if self._home is not None:

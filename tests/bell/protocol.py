@@ -6,7 +6,7 @@ import asyncio
 import io
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from database import rows
+from database import rows, until
 from notifyq import sql
 
 if TYPE_CHECKING:
@@ -76,9 +76,7 @@ class Sleeper:
 
     async def end(self) -> None:
         """Go to sleep, now that nobody publishes any more."""
-        if not self.is_asleep:
-            await self._look_last()
-        assert self.is_asleep, "all publishers are over, and it is not settled"
+        await until(self._falls_asleep, "all publishers are over, and it is settled")
 
     async def is_called(self) -> bool:
         """Whether a bell has rung since the last look began."""
@@ -109,6 +107,12 @@ class Sleeper:
         left = await unattend(self._session, *([self._queue] if answer else []))
         if not self.reads_before_release:
             self._silent_since = left
+
+    async def _falls_asleep(self) -> bool:
+        # Transactions of the server itself, as of autovacuum, are waited for like publishers.
+        if not self.is_asleep:
+            await self._look_last()
+        return self.is_asleep
 
     async def _look_last(self) -> None:
         since = self._silent_since

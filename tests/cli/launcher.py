@@ -1,7 +1,7 @@
 """Runs the command line as often as asked, each time in a process of its own.
 
-The program is imported once and forked: starting Python for each of a hundred commands would take
-a minute. Requests and answers are lines of JSON.
+The program is made ready once and forked: starting Python for each of a thousand commands would
+take many minutes. Requests and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from notifyq.cli.main import main
+import rich.pretty  # noqa: F401 - commands import these two when they need them
+import uvloop  # noqa: F401
+
+from notifyq.cli.main import main, tree
 
 
 def _command(request: dict[str, Any]) -> int:
@@ -38,6 +41,7 @@ def _command(request: dict[str, Any]) -> int:
 
 
 def _serve() -> None:
+    tree()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

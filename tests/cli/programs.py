@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -152,8 +151,6 @@ class Running:
 
 
 def _take_terminal() -> None:
-    # Tests that were started in the background have it ignored, and so would the command.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

@@ -39,6 +39,30 @@ async def archive(dsn: str, queue: str, quantity: int, *, details: str = "no goo
         return sorted(row["id"] for row in rows)
 
 
+async def test_dead_messages_are_grouped_and_a_group_is_retried_and_deleted(
+    notifyq: Notifyq, shared_database: str, queue: str
+) -> None:
+    run = notifyq.good
+    of_queue = ["--queue", queue]
+    assert run("dead", "groups", *of_queue).out == "no dead messages\n"
+    ids = await archive(shared_database, queue, 3, details="Timeout after 5 s")
+    await archive(shared_database, queue, 2, details=f"other {EVIL}")
+    first, second = run("dead", "groups", *of_queue, "--json").data
+    assert (first["fingerprint"], first["dead"]) == ("Timeout after <n> s", 3)
+    assert (first["last_id"], first["queues"]) == (ids[-1], [queue])
+    shown = run("dead", "groups", *of_queue, "--limit", "1").out
+    assert "Timeout after <n> s" in shown
+    assert "\x1b" not in run("dead", "groups", *of_queue).out
+    group = [*of_queue, "--fingerprint", first["fingerprint"]]
+    assert run("dead", "retry", *group, "--limit", "2").out == "2 published again\n"
+    assert run("dead", "retry", *group).out == "1 published again\n"
+    assert run("dead", "retry", *group).out == "0 published again\n"
+    other = ["--fingerprint", second["fingerprint"]]
+    assert run("dead", "delete", "--queue", "none", *other).out == "0 deleted\n"
+    assert run("dead", "delete", *of_queue, *other).out == "2 deleted\n"
+    assert run("dead", "groups", *of_queue, "--json").out == ""
+
+
 def publish(notifyq: Notifyq, queue: str, message: object, *options: str) -> int:
     return int(notifyq.good("publish", queue, json.dumps(message), *options).out)
 

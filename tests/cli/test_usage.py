@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import typer
 
 from notifyq import __version__
-from notifyq.cli.main import app
+from notifyq.cli.main import tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +25,7 @@ WRONG: list[tuple[tuple[str | bytes, ...], str]] = [
     (("show", "9223372036854775808"), "less than or equal to 9223372036854775807"),
     (("cancel",), "Missing argument 'ID...'"),
     (("cancel", "9223372036854775808"), "'ID...'"),
-    (("dead", "delete"), "Missing argument"),
+    (("dead", "delete"), "give ids, or --fingerprint"),
     (("dead", "delete", "1", "0"), "'ID...'"),
     (("dead", "retry"), "give ids, or a filter, or --all"),
     (("dead", "retry", "1", "--all"), "give ids, or a filter, or --all"),
@@ -116,7 +115,7 @@ def every_help(command: Any, parent: Any, name: str) -> Iterator[tuple[str, str]
 
 
 def test_every_command_has_help_of_80_columns(anywhere: Notifyq) -> None:
-    seen = dict(every_help(typer.main.get_command(app), None, "notifyq"))
+    seen = dict(every_help(tree(), None, "notifyq"))
     assert len(seen) > 50
     for path, text in seen.items():
         assert text.startswith(f"Usage: {path}")

@@ -44,14 +44,39 @@ def table(text: str, first: str) -> dict[str, list[str]]:
     return found
 
 
-async def test_the_sql_reference_is_that_of_the_database(connection: Connection) -> None:
-    path = DOCS / "make_sql.py"
-    spec = importlib.util.spec_from_file_location("make_sql", path)
+def maker(name: str) -> Any:
+    """Load a program of docs/ that makes a page."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
-    assert page("sql.md") == await maker.render(connection), "run `python docs/make_sql.py`"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_the_sql_reference_is_that_of_the_database(connection: Connection) -> None:
+    made = await maker("make_sql").render(connection)
+    assert page("sql.md") == made, "run `python docs/make_sql.py`"
+
+
+def test_the_python_reference_is_that_of_the_package() -> None:
+    pytest.importorskip("griffe", reason="pip install 'notifyq[docs]'")
+    assert page("api.md") == maker("make_api").render(), "run `python docs/make_api.py`"
+
+
+def test_the_list_of_commands_is_that_of_the_command_line() -> None:
+    made = maker("make_commands").render()
+    assert page("commands.md") == made, "run `python docs/make_commands.py`"
+
+
+def test_the_diagrams_are_those_that_are_drawn() -> None:
+    for name, draw in maker("make_diagrams").DIAGRAMS.items():
+        assert page(f"assets/{name}.svg") == draw(), "run `python docs/make_diagrams.py`"
+
+
+def test_everything_public_says_what_it_is() -> None:
+    for name in set(notifyq.__all__) - {"__version__"}:
+        assert getattr(notifyq, name).__doc__, name
 
 
 def every_command(command: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -104,6 +129,9 @@ def test_every_setting_is_in_the_table(settings: type[Settings]) -> None:
         environment, default, meaning = documented[name]
         assert environment == f"`{settings.env_prefix}{name.upper()}`"
         assert field.default is not PydanticUndefined
+        if field.default is None:
+            assert default == "see"
+            continue
         shown = str(field.default) if isinstance(field.default, int) else span(field.default)
         assert default == shown, name
         assert meaning
@@ -161,6 +189,12 @@ def test_every_role_is_in_the_reference() -> None:
     assert table(page("sql.md"), "role").keys() == roles
 
 
-def test_the_glossary_is_in_order() -> None:
-    words = [word.strip("*") for word in table(page("glossary.md"), "word")]
-    assert words == sorted(words)
+def test_the_glossary_is_in_order_and_leads_to_pages_that_use_the_word() -> None:
+    rows = {word.strip("*"): row for word, row in table(page("glossary.md"), "word").items()}
+    assert list(rows) == sorted(rows)
+    for word, (_, more) in rows.items():
+        linked = re.fullmatch(r"\[[^]]+\]\(([\w-]+\.md)(#[\w-]+)?\)", more)
+        assert linked, word
+        # "to retry" is there as retries, "a batch of events" as batches.
+        stem = word.replace("_", " ").split()[-1].removesuffix("e").removesuffix("y")
+        assert stem in page(linked[1]).lower(), f"{linked[1]} does not say {word}"

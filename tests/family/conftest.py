@@ -1,4 +1,4 @@
-"""What a promise is checked with: an App, what its workers say, and a server that may crash."""
+"""What a promise is checked with: a server that may crash, and a database on it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from database import create_clone, drop_database, install, open_session, session, until
-from notifyq import App
 from notifyq.config import with_database
 from servers import kept_server
-from worker.running import Events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -24,20 +22,6 @@ if TYPE_CHECKING:
     from notifyq.embedded import Server
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture
-def events() -> Events:
-    """Give a sink that can be waited on."""
-    return Events()
-
-
-@pytest.fixture
-async def app(database: str) -> AsyncIterator[App]:
-    """Give an App on the database of the test."""
-    app = App(database, retry_for=30)
-    yield app
-    await app.close()
 
 
 @pytest.fixture(scope="session")

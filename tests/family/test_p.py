@@ -196,6 +196,26 @@ async def test_p9_a_late_commit_is_neither_lost_nor_doubled_nor_in_the_way(
     assert await nothing(s)
 
 
+@pytest.mark.parametrize("quantity", [1, 4, 5, 6, 7, 8])
+async def test_p9c_late_commits_of_many_events_come_in_batches_that_are_not_too_large(
+    s: Connection, connect: Connect, quantity: int
+) -> None:
+    late, other = await connect(), await connect()
+    async with late.transaction():
+        for number in range(5):
+            await put(late, number)
+        await put(other, 5)
+        assert await read(s) == [5]
+        await put(other, 6)
+    found: list[int] = []
+    while batch := await value(s, "next_batch", stream="s", subscriber=A, quantity=quantity):
+        part = await seen(s, batch)
+        assert 0 < len(part) <= quantity
+        found += part
+        assert await finish(s, batch)
+    assert sorted(found) == [0, 1, 2, 3, 4, 6]
+
+
 async def test_p9b_a_commit_between_a_batch_and_its_reading_is_of_the_next(
     s: Connection, connect: Connect
 ) -> None:

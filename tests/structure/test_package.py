@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -18,6 +19,7 @@ import pytest
 import notifyq
 from database import ROOT, session
 
+EPOCH = "1700000000"
 SQL_FILES = {
     path.relative_to(ROOT).as_posix()
     for folder in ("init", "migrations")
@@ -52,7 +54,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a folder with the source distribution and the wheel."""
     folder = tmp_path_factory.mktemp("dist")
-    run(builder, "-m", "hatchling", "build", "-d", folder, cwd=ROOT)
+    run(builder, "-m", "hatchling", "build", "-d", folder, cwd=ROOT, SOURCE_DATE_EPOCH=EPOCH)
     return folder
 
 
@@ -73,21 +75,28 @@ def test_the_wheel_has_the_sql_files_and_only_the_package(built: Path) -> None:
     assert "notifyq/py.typed" in wheel
     info = f"notifyq-{notifyq.__version__}.dist-info/"
     assert all(name.startswith(("notifyq/", "pyspark_notifyq.py", info)) for name in wheel)
+    assert f"{info}licenses/LICENSE" in wheel
     assert not [name for name in wheel if "__pycache__" in name]
 
 
 @pytest.mark.timeout(120)
-def test_the_source_distribution_builds_the_same_wheel(
+def test_builds_of_the_same_source_are_equal_byte_for_byte(
     built: Path, builder: Path, tmp_path: Path
 ) -> None:
+    """Also those from the source distribution, in another folder and with files of another age."""
     with tarfile.open(only(built, "*.tar.gz")) as archive:
+        members = [name.partition("/")[2] for name in archive.getnames()]
         archive.extractall(tmp_path, filter="data")
     source = only(tmp_path, "notifyq-*")
-    assert {"README.md", "LICENSE", "db", "docs", "tests", "workers"} <= {
+    assert {"README.md", "CHANGELOG.md", "LICENSE", "db", "docs", "tests", "workers"} <= {
         path.name for path in source.iterdir()
     }
-    run(builder, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "again", cwd=source)
-    assert names(only(tmp_path / "again", "*.whl")) == names(only(built, "*.whl"))
+    left = re.compile(r"(^|/)(__pycache__|\.venv|\.env|\.git|[^/]*_cache|bench-results)(/|$)")
+    assert [name for name in members if left.search(name)] == []
+    again = tmp_path / "again"
+    run(builder, "-m", "hatchling", "build", "-d", again, cwd=source, SOURCE_DATE_EPOCH=EPOCH)
+    for pattern in ("*.whl", "*.tar.gz"):
+        assert only(again, pattern).read_bytes() == only(built, pattern).read_bytes()
 
 
 @pytest.mark.timeout(120)

@@ -33,7 +33,15 @@ _BESIDE = ("chaos/", "importing/", "testing/")
 
 
 # Of the library, and of the pipelines, which have other drivers.
-_HOMES = ("sql.py", "report/statements.py", "spark/statements.py")
+_HOMES = (
+    "sql.py",
+    "dashboard/statements.py",
+    "export/statements.py",
+    "probes.py",
+    "monitor/statements.py",
+    "report/statements.py",
+    "spark/statements.py",
+)
 
 
 def name(path: Path) -> str:

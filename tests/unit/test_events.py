@@ -18,12 +18,17 @@ from notifyq.events import (
 
 def test_an_event_is_logged_by_its_name_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "notifyq"):
-        log_sink(MessagesClaimed(quantity=2, queues=("a", "b")))
+        log_sink(MessagesClaimed(quantity=2, queues=("a", "b"), by_queue={"a": 2}))
     (record,) = caplog.records
     assert record.getMessage() == "MessagesClaimed"
     assert record.levelno == logging.DEBUG
     assert record.name == "notifyq"
-    assert vars(record)["event"] == {"quantity": 2, "queues": ("a", "b")}
+    assert vars(record)["event"] == {
+        "quantity": 2,
+        "queues": ("a", "b"),
+        "by_queue": {"a": 2},
+        "since_bell": None,
+    }
 
 
 @pytest.mark.parametrize(

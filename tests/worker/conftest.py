@@ -1,4 +1,4 @@
-"""An App on the database of the test, what its workers say, and a server that may be stopped."""
+"""What workers are tested with: what they claim, and a server that may be stopped."""
 
 from __future__ import annotations
 
@@ -6,22 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notifyq import App
 from notifyq.inbox import Inbox
 from servers import kept_server
-from worker.running import Events
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
     from notifyq import Message
     from notifyq.embedded import Server
-
-
-@pytest.fixture
-def events() -> Events:
-    """Give a sink that can be waited on."""
-    return Events()
 
 
 @pytest.fixture
@@ -36,14 +28,6 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Inbox, "claim", claim)
     return quantities
-
-
-@pytest.fixture
-async def app(database: str) -> AsyncIterator[App]:
-    """Give an App that gives up on a lost server after 30 s."""
-    app = App(database, retry_for=30)
-    yield app
-    await app.close()
 
 
 @pytest.fixture

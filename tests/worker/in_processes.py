@@ -23,6 +23,13 @@ def square(number: int, message: Message) -> tuple[int, int]:
     return number * number, os.getpid()
 
 
+@app.handler("traced", executor="process")
+def traced(_text: str) -> str:
+    from opentelemetry import trace
+
+    return f"{trace.get_current_span().get_span_context().span_id:016x}"
+
+
 @app.handler("deaths", executor="process")
 def die(how: str) -> str:
     if how == "exit":

@@ -15,13 +15,34 @@ if TYPE_CHECKING:
 
 _HANDED_DOWN = "_NOTIFYQ_DSN"
 """Variable of the environment with the --dsn of the command that started this process."""
+_LISTEN_HANDED_DOWN = "_NOTIFYQ_LISTEN_DSN"
 
 
 def with_dsn(args: Sequence[str]) -> list[str]:
-    """Put in place of --dsn-file what the file holds; warn of a password that everybody may read.
+    """Put in place of --dsn-file what the file holds, and --listen-dsn into the environment.
 
-    Done here, so that every command that takes --dsn takes --dsn-file too, and wherever it stands.
+    Done here, so that every command that takes --dsn takes these too, and wherever they stand.
+    Warns of a password that everybody may read.
     """
+    listens = _place(args, {"--listen-dsn"})
+    if handed_down := os.environ.pop(_LISTEN_HANDED_DOWN, None):
+        os.environ["NOTIFYQ_LISTEN_DSN"] = handed_down
+        return _with_dsn(args)
+    if listens is None:
+        if _dsn_place(args) is not None:
+            # It is beside the DSN of the environment, and this one is another.
+            for variable in ("NOTIFYQ_LISTEN_DSN", "NOTIFYQ_LISTEN_DSN_FILE"):
+                os.environ.pop(variable, None)
+        return _with_dsn(args)
+    value = "=".join(args[listens]).partition("=")[2]
+    if not value:
+        raise typer.BadParameter("--listen-dsn is empty")
+    _warn("--listen-dsn", value, instead="NOTIFYQ_LISTEN_DSN, NOTIFYQ_LISTEN_DSN_FILE or ~/.pgpass")
+    os.environ["NOTIFYQ_LISTEN_DSN"] = value
+    return _with_dsn([*args[: listens.start], *args[listens.stop :]])
+
+
+def _with_dsn(args: Sequence[str]) -> list[str]:
     handed_down = os.environ.pop(_HANDED_DOWN, None)
     if handed_down is not None:
         return _adding_dsn(args, handed_down)
@@ -35,21 +56,27 @@ def with_dsn(args: Sequence[str]) -> list[str]:
         if not value:
             raise typer.BadParameter("--dsn-file wants the name of a file")
         return _adding_dsn([*args[: place.start], *args[place.stop :]], dsn_from_file(value))
-    if has_password(value):
-        err.print(
-            "notifyq: every user of this machine can read the password in --dsn, in the list of "
-            "processes: use --dsn-file, NOTIFYQ_DSN or ~/.pgpass"
-        )
+    _warn("--dsn", value, instead="--dsn-file, NOTIFYQ_DSN or ~/.pgpass")
     return list(args)
 
 
+def _warn(option: str, dsn: str, instead: str) -> None:
+    if has_password(dsn):
+        err.print(
+            f"notifyq: every user of this machine can read the password in {option}, in the list "
+            f"of processes: use {instead}"
+        )
+
+
 def handing_down_dsn(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """These arguments for another process of ours, without --dsn: that goes by the environment."""
-    place = _dsn_place(args)
-    if place is None or args[place.start].partition("=")[0] != "--dsn":
-        return list(args), {}
-    value = "=".join(args[place]).partition("=")[2]
-    return [*args[: place.start], *args[place.stop :]], {_HANDED_DOWN: value}
+    """These arguments for another process of ours, without DSNs: those go by the environment."""
+    left, handed_down = list(args), {}
+    for option, variable in (("--dsn", _HANDED_DOWN), ("--listen-dsn", _LISTEN_HANDED_DOWN)):
+        place = _place(left, {option})
+        if place is not None:
+            handed_down[variable] = "=".join(left[place]).partition("=")[2]
+            left = [*left[: place.start], *left[place.stop :]]
+    return left, handed_down
 
 
 def _adding_dsn(args: Sequence[str], dsn: str) -> list[str]:
@@ -58,14 +85,24 @@ def _adding_dsn(args: Sequence[str], dsn: str) -> list[str]:
 
 
 def _dsn_place(args: Sequence[str]) -> slice | None:
-    """Where --dsn or --dsn-file stands, its value included: in one argument or in two."""
+    return _place(args, {"--dsn", "--dsn-file"})
+
+
+def _place(args: Sequence[str], options: set[str]) -> slice | None:
+    """Where one of the options stands, its value included: in one argument or in two."""
     for place, arg in enumerate(args):
         if arg == "--":
             return None
         name, equals, _ = arg.partition("=")
-        if name in {"--dsn", "--dsn-file"}:
+        if name in options:
             return slice(place, place + (1 if equals else 2))
     return None
+
+
+def listen_dsn_option(args: Sequence[str]) -> str | None:
+    """The --listen-dsn among these arguments, as opposed to what the environment says."""
+    place = _place(args, {"--listen-dsn"})
+    return None if place is None else "=".join(args[place]).partition("=")[2]
 
 
 def dsn_source(args: Sequence[str]) -> str:

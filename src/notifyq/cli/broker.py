@@ -12,12 +12,22 @@ import typer
 from notifyq.broker import Broker
 from notifyq.cli.common import DsnOption, duration, resolve_dsn, run
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
+from notifyq.cli.scrapes import MetricsHostOption, MetricsPortOption, serve_metrics
 from notifyq.cli.worker import stop_signals
-from notifyq.config import BrokerSettings, with_user
+from notifyq.config import (
+    BrokerSettings,
+    ScrapeSettings,
+    listen_dsn_from_environment,
+    with_user,
+)
 from notifyq.errors import ConfigurationError, NotifyqError
+from notifyq.events import log_sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from notifyq.events import Sink
+    from notifyq.metrics import BrokerMetrics
 
 
 def broker(
@@ -36,6 +46,8 @@ def broker(
         Any,
         typer.Option(parser=duration, metavar="DURATION", help="Longest wait for a bell."),
     ] = None,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = None,
     log_level: Annotated[LogLevel, typer.Option(help="From which level on.")] = LogLevel.INFO,
     log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
     dsn: DsnOption = None,
@@ -46,7 +58,16 @@ def broker(
     """
     configure_logging(log_level, log_format)
     settings = BrokerSettings.load(autostart=autostart, grace=grace, poll=poll)
-    run(_serve(dict(_places(settings.autostart, resolve_dsn(dsn))), settings))
+    places = dict(_places(settings.autostart, listen_dsn_from_environment() or resolve_dsn(dsn)))
+    scrapes = ScrapeSettings.load(metrics_port=metrics_port, metrics_host=metrics_host)
+    with serve_metrics(scrapes, _metrics) as metrics:
+        run(_serve(places, settings, metrics.beside(log_sink) if metrics else log_sink))
+
+
+def _metrics() -> BrokerMetrics:
+    from notifyq.metrics import BrokerMetrics
+
+    return BrokerMetrics()
 
 
 def _places(autostart: str, dsn: str) -> Iterator[tuple[str, str]]:
@@ -63,12 +84,13 @@ def _places(autostart: str, dsn: str) -> Iterator[tuple[str, str]]:
         yield "", dsn
 
 
-async def _serve(places: dict[str, str], settings: BrokerSettings) -> None:
+async def _serve(places: dict[str, str], settings: BrokerSettings, sink: Sink) -> None:
     async with AsyncExitStack() as stack:
         brokers = []
         for entry, dsn in places.items():
             try:
-                brokers.append(await stack.enter_async_context(Broker(dsn, settings=settings)))
+                broker = Broker(dsn, settings=settings, sink=sink)
+                brokers.append(await stack.enter_async_context(broker))
             except (NotifyqError, asyncpg.PostgresError) as error:
                 if not entry:
                     raise

@@ -17,7 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from notifyq.admin import Admin
-from notifyq.config import DatabaseSettings, dsn_from_environment, parse_duration
+from notifyq.config import (
+    DatabaseSettings,
+    dsn_from_environment,
+    listen_dsn_from_environment,
+    parse_duration,
+)
 from notifyq.database import Database
 from notifyq.embedded import development
 from notifyq.errors import ConfigurationError
@@ -94,7 +99,11 @@ async def open_database(
     """Open the database of a command; unless told otherwise, one with the schema that we know."""
     # A person waits in front of a command: an answer soon beats one after five minutes.
     settings.setdefault("retry_for", timedelta(seconds=10))
-    async with Database(resolve_dsn(dsn), settings=DatabaseSettings.load(**settings)) as database:
+    async with Database(
+        resolve_dsn(dsn),
+        listen_dsn=listen_dsn_from_environment(),
+        settings=DatabaseSettings.load(**settings),
+    ) as database:
         if check:
             await Admin(database).check_schema()
         yield database

@@ -15,11 +15,12 @@ from typing import Annotated, Any
 
 import typer
 
+from notifyq import sql
 from notifyq.archive import Archive
+from notifyq.cli.acting import acting
 from notifyq.cli.bookmark import Bookmark
 from notifyq.cli.common import (
     DsnOption,
-    IdsArgument,
     JsonOption,
     QueueOption,
     cell,
@@ -34,6 +35,7 @@ from notifyq.cli.common import (
     run,
     when,
 )
+from notifyq.cli.groups import FingerprintOption, act_on, groups
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.cli.messages import LimitOption, show
 from notifyq.cli.worker import stop_signals
@@ -41,9 +43,11 @@ from notifyq.deadletters import DeadLetters
 from notifyq.errors import ConfigurationError, ForeignPositionError
 from notifyq.events import log_sink
 from notifyq.model import ArchivedMessage, Status
+from notifyq.monitor import Act, Conditions
 
 dead = typer.Typer(name="dead", help="Messages that did not succeed.", no_args_is_help=True)
 dead.command("show")(show)
+dead.command("groups")(groups)
 
 SubscriberOption = Annotated[
     str | None, typer.Option("--subscriber", help="Only events of this subscriber.")
@@ -91,6 +95,7 @@ def retry(
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
     status: Annotated[Status | None, typer.Option(help="Only of this status.")] = None,
+    fingerprint: FingerprintOption = None,
     since: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
     until: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All dead messages.")] = False,
@@ -103,17 +108,29 @@ def retry(
 
     A dead event is delivered again to its subscriber alone.
     """
-    filtered = any(value is not None for value in (queue, subscriber, status, since, until))
-    if bool(ids) == (filtered or everything):
+    given = (queue, subscriber, status, fingerprint, since, until)
+    if bool(ids) == (everything or any(value is not None for value in given)):
         raise typer.BadParameter("give ids, or a filter, or --all")
 
     async def retry_dead() -> None:
-        async with open_database(dsn) as database:
-            archive = Archive(database)
+        if fingerprint is not None:
+            conditions = Conditions(
+                queue=queue, subscriber=subscriber, state=status, fingerprint=fingerprint,
+                since=since, until=until,
+            )  # fmt: skip
+            done = await act_on(dsn, Act.RETRY, conditions, limit)
+            out.print(f"{done} published again")
+            return
+        said = {"status": status, "since": since, "until": until}
+        subject = _subject(ids, queue)
+        async with acting(dsn, "dead.retry", subject, subscriber=subscriber, **said) as act:
             if ids:
-                retried = len(await archive.dead_retry(ids))
+                again = [row[0] for row in await act.fetch(sql.DEAD_RETRY, ids)]
+                retried = len(again)
             else:
-                retried = await archive.redrive(queue, status, since, until, limit, subscriber)
+                again = None
+                retried = await act.value(sql.REDRIVE, queue, *said.values(), limit, subscriber)
+            act.note(done=retried, **({"as": again} if again else {}))
         out.print(f"{retried} published again")
         _require_all(ids or [], retried, "not dead, or were retried before")
 
@@ -121,16 +138,35 @@ def retry(
 
 
 @dead.command()
-def delete(ids: IdsArgument, dsn: DsnOption = None) -> None:
-    """Delete dead messages from the archive for good."""
+def delete(
+    ids: MaybeIdsArgument = None,
+    queue: QueueOption = None,
+    fingerprint: FingerprintOption = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=100_000, help="At most, of a group.")
+    ] = 1000,
+    dsn: DsnOption = None,
+) -> None:
+    """Delete dead messages from the archive for good, by id, or all of a group."""
+    if bool(ids) == (fingerprint is not None) or (ids and queue is not None):
+        raise typer.BadParameter("give ids, or --fingerprint and perhaps --queue")
 
     async def delete_dead() -> None:
-        async with open_database(dsn) as database:
-            deleted = await Archive(database).dead_delete(ids)
+        if not ids:
+            conditions = Conditions(queue=queue, fingerprint=fingerprint)
+            out.print(f"{await act_on(dsn, Act.DELETE, conditions, limit)} deleted")
+            return
+        async with acting(dsn, "dead.delete", _subject(ids)) as act:
+            deleted = await act.value(sql.DEAD_DELETE, ids)
+            act.note(deleted=deleted)
         out.print(f"{deleted} deleted")
         _require_all(ids, deleted, "not dead")
 
     run(delete_dead())
+
+
+def _subject(ids: list[int] | None, queue: str | None = None) -> str:
+    return ", ".join(map(str, ids)) if ids else queue or "those found"
 
 
 def _require_all(ids: list[int], done: int, otherwise: str) -> None:
@@ -162,7 +198,7 @@ def watch(
     Survives a restart of the server and misses nothing: the bell only says when to look. With
     --state another run goes on where this one stopped. A command that fails ends the watch with
     exit code 1, and the message is handed out again by the next run. So does a server that was
-    restored, or that took over without the last transactions: --since says where to go on.
+    restored: --since says where to go on. When a standby takes over, the last moments come again.
     """
     configure_logging(LogLevel.INFO, LogFormat.TEXT)
 
@@ -179,7 +215,7 @@ def watch(
             hand_out = _printer(as_json=as_json) if command is None else partial(_execute, command)
             watch = _Watch(letters, bookmark, hand_out)
             if bookmark.position is not None:
-                await archive.check_position(bookmark.position)
+                await archive.known_position(bookmark.position)
             with stop_signals(watch.stop):
                 await watch.run()
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from notifyq.cli.acting import acting
 from notifyq.cli.common import DsnOption, JsonOption, open_database, out, print_rows, run
 from notifyq.streams import Streams
 
@@ -29,8 +30,10 @@ def forward(
     """Move the events of a subscriber into a queue, each exactly once."""
 
     async def begin() -> None:
-        async with open_database(dsn) as database:
-            is_new = await Streams(database).forward(stream, subscriber, queue, position, filter_)
+        subject = f"{stream} {subscriber}"
+        async with acting(dsn, "stream.forward", subject, queue=queue, filter=filter_) as act:
+            is_new = await Streams(act).forward(stream, subscriber, queue, position, filter_)
+            act.note(changed=is_new)
         how = "forwards" if is_new else "goes on: it forwards"
         out.print(f"{subscriber} {how} from {stream} into {queue}")
 
@@ -48,8 +51,9 @@ def unforward(
     """End forwarding, and the subscription with it."""
 
     async def end() -> None:
-        async with open_database(dsn) as database:
-            ended = await Streams(database).unforward(stream, subscriber, keep=keep)
+        async with acting(dsn, "stream.unforward", f"{stream} {subscriber}", kept=keep) as act:
+            ended = await Streams(act).unforward(stream, subscriber, keep=keep)
+            act.note(changed=ended)
         done = f"{subscriber} forwards no more"
         out.print(done if ended else f"{subscriber} does not forward")
 

@@ -61,6 +61,8 @@ def _readable(value: Any) -> str:
         return f"{value:.3f}"
     if isinstance(value, tuple):
         return ",".join(map(_readable, value))
+    if isinstance(value, dict):
+        return ",".join(f"{_readable(name)}:{_readable(it)}" for name, it in value.items())
     text = str(value)
     return text if text.isprintable() and not {" ", '"'} & set(text) else json.dumps(text)
 

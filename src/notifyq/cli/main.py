@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
 from typing import Any
@@ -12,28 +13,34 @@ import typer
 
 from notifyq import __version__
 from notifyq.cli import (
+    archive,
+    audit,
     bench,
     broker,
     chaos,
+    dashboard,
     dead,
     demo,
     doctor,
     importing,
     messages,
+    metrics,
     pipelines,
     publish,
     queues,
     relay,
     report,
+    retention,
     schedules,
     schema,
     server,
     stream,
+    top,
     worker,
 )
 from notifyq.cli.arguments import with_dsn
 from notifyq.cli.common import DsnOption, err, open_database, out, printable, run
-from notifyq.errors import DatabaseError, NotifyqError, ServerError
+from notifyq.errors import DatabaseError, NotifyqError, ServerError, reason
 from notifyq.sql import SESSION
 
 # Typer brings a copy of click along or uses the one installed; only the class tells which.
@@ -57,15 +64,21 @@ app.command("demo")(demo.demo)
 app.command("chaos")(chaos.chaos)
 app.add_typer(bench.bench)
 app.command("worker")(worker.worker)
+app.command("metrics")(metrics.metrics)
 app.command("broker")(broker.broker)
 app.command("publish")(publish.publish)
 app.command("import")(importing.import_)
 app.command("relay")(relay.relay)
 app.add_typer(queues.queues)
 app.add_typer(stream.stream)
+app.add_typer(archive.archive)
+app.add_typer(retention.retention)
 app.add_typer(schedules.schedules)
 app.add_typer(pipelines.spark)
+app.command("dashboard")(dashboard.dashboard)
+app.command("top")(top.top)
 app.command("report")(report.report)
+app.command("audit")(audit.audit)
 app.command("ls")(messages.ls)
 app.command("show")(messages.show)
 app.command("unblock")(messages.unblock)
@@ -90,6 +103,13 @@ def root(
         "--dsn-file",
         metavar="FILE",
         help="File with the DSN in place of --dsn, for every command that takes that.",
+    ),
+    listen_dsn: str | None = typer.Option(
+        None,
+        "--listen-dsn",
+        metavar="DSN",
+        help="Where to listen if the DSN is a pooler's, for every command that waits; "
+        "else NOTIFYQ_LISTEN_DSN.",
     ),
 ) -> None:
     """A message queue that lives inside PostgreSQL."""
@@ -155,14 +175,19 @@ def _invoke(args: list[str], *, debug: bool) -> int:
         return 1
 
 
+@functools.cache
+def tree() -> Any:
+    """Build the commands from their functions: a tenth of a second, so once for all that run."""
+    return typer.main.get_command(app)
+
+
 def _run(args: list[str]) -> int:
     for arg in args:
         if arg != arg.encode(errors="replace").decode():
             raise typer.BadParameter(f"the argument {arg!r} is not text in UTF-8")
-    command = typer.main.get_command(app)
     try:
-        with command.make_context("notifyq", with_dsn(args)) as context:
-            command.invoke(context)
+        with tree().make_context("notifyq", with_dsn(args)) as context:
+            context.command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code
     else:
@@ -194,13 +219,13 @@ def _text(error: Exception) -> str:
             # What it logged follows on lines of its own.
             return str(error)
         case DatabaseError():
-            return _one_line(": ".join(filter(None, (error.args[0], error.hint))))
+            return _one_line(reason(error))
         case asyncpg.PostgresError(detail=str(detail)):
             return _one_line(f"the server says: {error.args[0]}: {detail}")
         case asyncpg.PostgresError():
             return _one_line(f"the server says: {error.args[0]}")
-        case OSError(strerror=str(reason)):
-            return _one_line(": ".join(map(str, filter(None, (error.filename, reason)))))
+        case OSError(strerror=str(said)):
+            return _one_line(": ".join(map(str, filter(None, (error.filename, said)))))
         case NotifyqError() | OSError() | asyncpg.DataError():
             return _one_line(str(error))
         case _:

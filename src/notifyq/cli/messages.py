@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from notifyq import sql
 from notifyq.archive import Archive
+from notifyq.cli.acting import noting
 from notifyq.cli.common import (
     DsnOption,
     IdArgument,
@@ -102,7 +104,9 @@ def unblock(ids: IdsArgument, dsn: DsnOption = None) -> None:
         done = []
         async with open_database(dsn) as database:
             for message_id in dict.fromkeys(ids):
-                done.append(await Archive(database).unblock(message_id))
+                async with noting(database, "message.unblock", message_id) as act:
+                    done.append(bool(await act.value(sql.UNBLOCK, message_id)))
+                    act.note(changed=done[-1])
                 if done[-1]:
                     out.print(f"unblocked {message_id}")
                 else:
@@ -120,7 +124,9 @@ def cancel(ids: IdsArgument, dsn: DsnOption = None) -> None:
         done = []
         async with open_database(dsn) as database:
             for message_id in dict.fromkeys(ids):
-                done.append(await Archive(database).cancel(message_id))
+                async with noting(database, "message.cancel", message_id) as act:
+                    done.append(bool(await act.value(sql.CANCEL, message_id)))
+                    act.note(changed=done[-1])
                 _tell_cancelled(message_id, done=done[-1])
         return all(done)
 

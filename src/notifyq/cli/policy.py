@@ -39,6 +39,21 @@ BellOption = Annotated[Bell | None, typer.Option(help="off: workers only poll.")
 RetentionOption = Annotated[
     Any, typer.Option(parser=duration, metavar="DURATION", help="How long the archive keeps them.")
 ]
+
+
+def duration_or_none(text: str) -> timedelta:
+    """A duration, or `none`, which is 0."""
+    return timedelta(0) if text == "none" else duration(text)
+
+
+RetentionDeadOption = Annotated[
+    Any,
+    typer.Option(
+        parser=duration_or_none,
+        metavar="DURATION",
+        help="How long it keeps what did not succeed; none: as the others.",
+    ),
+]
 MaxBytesOption = Annotated[
     int | None,
     typer.Option(min=4096, max=2**28, help="Most bytes of a message and its headers, as JSON."),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from notifyq.admin import Admin, Policy
-from notifyq.cli.common import DsnOption, JsonOption, open_database, out, print_rows, run
+from notifyq.cli.acting import acting
+from notifyq.cli.common import DsnOption, JsonOption, cell, open_database, out, print_rows, run
 from notifyq.cli.policy import (
     AttemptsOption,
     BackoffMaxOption,
@@ -29,9 +30,13 @@ from notifyq.cli.policy import (
     PayloadTypeOption,
     RateBurstOption,
     RateOption,
+    RetentionDeadOption,
     RetentionOption,
     weight,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 queues = typer.Typer(name="queues", help="List, create, change, pause and drop queues.")
 
@@ -86,14 +91,16 @@ def create(
     durable: DurableOption = None,
     payload_type: PayloadTypeOption = None,
     payload_schema: PayloadSchemaOption = None,
+    retention_dead: RetentionDeadOption = None,
     dsn: DsnOption = None,
 ) -> None:
     """Create a queue; what is not given is the default."""
     policy = _policy(locals())
 
     async def create_queue() -> None:
-        async with open_database(dsn) as database:
-            created = await Admin(database).create_queue(name, policy)
+        async with acting(dsn, "queue.create", name) as act:
+            created = await Admin(act).create_queue(name, policy)
+            act.note(changed=created)
         out.print(f"created {name}" if created else f"{name} exists, nothing changed")
         if created and durable is False:
             out.print("its contents are gone after a crash of the server")
@@ -124,14 +131,18 @@ def alter(
     durable: DurableOption = None,
     payload_type: PayloadTypeOption = None,
     payload_schema: PayloadSchemaOption = None,
+    retention_dead: RetentionDeadOption = None,
     dsn: DsnOption = None,
 ) -> None:
     """Change the policy of a queue; what is not given stays as it is."""
     policy = _policy(locals())
 
     async def alter_queue() -> None:
-        async with open_database(dsn) as database:
-            await Admin(database).alter_queue(name, policy)
+        async with acting(dsn, "queue.alter", name) as act:
+            admin = Admin(act)
+            was = await admin.queue_info(name)
+            await admin.alter_queue(name, policy)
+            act.note(**_changes(was, await admin.queue_info(name)))
         out.print(f"changed {name}")
 
     run(alter_queue())
@@ -142,8 +153,9 @@ def pause(name: NameArgument, dsn: DsnOption = None) -> None:
     """Hand out no more messages of a queue; publishing goes on."""
 
     async def pause_queue() -> None:
-        async with open_database(dsn) as database:
-            changed = await Admin(database).pause_queue(name)
+        async with acting(dsn, "queue.pause", name) as act:
+            changed = await Admin(act).pause_queue(name)
+            act.note(changed=changed)
         out.print(f"paused {name}" if changed else f"{name} was paused already")
 
     run(pause_queue())
@@ -154,8 +166,9 @@ def resume(name: NameArgument, dsn: DsnOption = None) -> None:
     """Hand out the messages of a paused queue again."""
 
     async def resume_queue() -> None:
-        async with open_database(dsn) as database:
-            changed = await Admin(database).resume_queue(name)
+        async with acting(dsn, "queue.resume", name) as act:
+            changed = await Admin(act).resume_queue(name)
+            act.note(changed=changed)
         out.print(f"resumed {name}" if changed else f"{name} was not paused")
 
     run(resume_queue())
@@ -170,8 +183,9 @@ def drop(
     """Drop a queue; what it has archived stays."""
 
     async def drop_queue() -> None:
-        async with open_database(dsn) as database:
-            dropped = await Admin(database).drop_queue(name, force=force)
+        async with acting(dsn, "queue.drop", name) as act:
+            dropped = await Admin(act).drop_queue(name, force=force)
+            act.note(deleted=dropped)
         out.print(f"dropped {name} and {dropped} live messages")
 
     run(drop_queue())
@@ -188,10 +202,10 @@ def grant(
     """Let a role use a queue, which is closed to others from then on."""
 
     async def grant_queue() -> None:
-        async with open_database(dsn) as database:
-            changed = await Admin(database).grant_queue(
-                name, role, publish=publish or not consume, consume=consume or not publish
-            )
+        allowed = {"publish": publish or not consume, "consume": consume or not publish}
+        async with acting(dsn, "queue.grant", name, role=role, **allowed) as act:
+            changed = await Admin(act).grant_queue(name, role, **allowed)
+            act.note(changed=changed)
         out.print(f"granted {name} to {role}" if changed else f"{role} has that grant already")
 
     run(grant_queue())
@@ -202,9 +216,10 @@ def revoke(name: NameArgument, role: RoleArgument, dsn: DsnOption = None) -> Non
     """Take a grant back; with the last one the queue is open again."""
 
     async def revoke_queue() -> None:
-        async with open_database(dsn) as database:
-            admin = Admin(database)
+        async with acting(dsn, "queue.revoke", name, role=role) as act:
+            admin = Admin(act)
             changed = await admin.revoke_queue(name, role)
+            act.note(changed=changed)
             is_open = not await admin.queue_grants(name)
         end = f"; {name} is open to all publishers and workers" if is_open else ""
         out.print((f"revoked {name} from {role}" if changed else f"{role} had no grant") + end)
@@ -240,8 +255,9 @@ def share(
     """Give a key of a fair queue more or less than the others."""
 
     async def set_share() -> None:
-        async with open_database(dsn) as database:
-            changed = await Admin(database).set_share(name, key, weight or None)
+        async with acting(dsn, "queue.share", name, key=key, weight=weight) as act:
+            changed = await Admin(act).set_share(name, key, weight or None)
+            act.note(changed=changed)
         out.print(f"changed {name}" if changed else "it was so already")
 
     run(set_share())
@@ -261,6 +277,13 @@ def shares(
         print_rows(rows, as_json=as_json, empty="every key has the weight 1")
 
     run(list_shares())
+
+
+def _changes(was: Sequence[Any], now: Sequence[Any]) -> dict[str, list[str]]:
+    """What is otherwise in a policy than it was: both values of each part."""
+    [old], [new] = was, now
+    names = [it.name for it in fields(Policy) if old[it.name] != new[it.name]]
+    return {name: [cell(old[name]), cell(new[name])] for name in names}
 
 
 def _policy(given: dict[str, Any]) -> Policy:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from notifyq.cli.arguments import listen_dsn_option
 from notifyq.cli.common import duration, err, out, print_json, printable, run
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
+from notifyq.cli.scrapes import MetricsHostOption, MetricsPortOption, serve_metrics
 from notifyq.cli.worker import load, stop_signals
-from notifyq.config import DatabaseSettings, RelaySettings, dsn_from_file, has_password
+from notifyq.config import (
+    DatabaseSettings,
+    RelaySettings,
+    ScrapeSettings,
+    dsn_from_file,
+    has_password,
+)
 from notifyq.database import Database
 from notifyq.errors import ConfigurationError
 from notifyq.events import log_sink
@@ -20,6 +29,7 @@ from notifyq.relay import Relay, RelayMoved, RelayRefused, StreamRelay
 
 if TYPE_CHECKING:
     from notifyq.events import Event
+    from notifyq.metrics import RelayMetrics
 
 _EVERY = 10.0
 """Seconds between two lines about what was moved."""
@@ -87,6 +97,8 @@ def relay(
             "--accept-restored", help="The target was restored: take it as it is, and go on."
         ),
     ] = False,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = None,
     log_level: Annotated[LogLevel, typer.Option(help="From which level on.")] = LogLevel.INFO,
     log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
@@ -104,6 +116,8 @@ def relay(
     pool_size = settings.in_flight + 2
     here = Database(
         _dsn("SOURCE", source, source_file),
+        # That of the environment is for another database.
+        listen_dsn=listen_dsn_option(sys.argv[1:]),
         settings=DatabaseSettings.load(pool_size=pool_size),
         name="notifyq relay",
     )
@@ -113,23 +127,31 @@ def relay(
         name="notifyq relay",
     )
     progress = _Progress(as_json=as_json)
-    options: dict[str, Any] = {
-        "transform": function,
-        "once": once,
-        "accept_restored": accept_restored,
-        "settings": settings,
-        "sink": progress,
-    }
-    relays: list[Relay | StreamRelay] = [
-        StreamRelay(here, there, *subscription, **options) for subscription in subscriptions
-    ]
-    if routes:
-        relays.append(Relay(here, there, routes, filter=filter, **options))
+    scrapes = ScrapeSettings.load(metrics_port=metrics_port, metrics_host=metrics_host)
+    with serve_metrics(scrapes, _metrics, here.listen_dsn) as metrics:
+        options: dict[str, Any] = {
+            "transform": function,
+            "once": once,
+            "accept_restored": accept_restored,
+            "settings": settings,
+            "sink": metrics.beside(progress) if metrics else progress,
+        }
+        relays: list[Relay | StreamRelay] = [
+            StreamRelay(here, there, *subscription, **options) for subscription in subscriptions
+        ]
+        if routes:
+            relays.append(Relay(here, there, routes, filter=filter, **options))
 
-    try:
-        run(_run_all(relays))
-    finally:
-        progress.end(sum((each.counts for each in relays), Counter[str]()))
+        try:
+            run(_run_all(relays))
+        finally:
+            progress.end(sum((each.counts for each in relays), Counter[str]()))
+
+
+def _metrics() -> RelayMetrics:
+    from notifyq.metrics import RelayMetrics
+
+    return RelayMetrics()
 
 
 async def _run_all(relays: list[Relay | StreamRelay]) -> None:

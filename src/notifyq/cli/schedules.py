@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
+from notifyq.cli.acting import acting
 from notifyq.cli.common import (
     DsnOption,
     JsonOption,
@@ -134,9 +135,10 @@ def add(
     )
 
     async def add_schedule() -> None:
-        async with open_database(dsn) as database:
-            changed = await Schedules(database).add(schedule)
-            [defined] = await Schedules(database).list(name)
+        async with acting(dsn, "schedule.add", name, cron=cron, queue=queue) as act:
+            changed = await Schedules(act).add(schedule)
+            act.note(changed=changed)
+            [defined] = await Schedules(act).list(name)
         began = f"defined {name}" if changed else f"{name} is defined so already"
         at = f"next at {when(defined.next_at, full=True)}" if defined.enabled else "disabled"
         out.print(f"{began}, {at}")
@@ -148,21 +150,38 @@ def add(
 def remove(name: NameArgument, dsn: DsnOption = None) -> None:
     """Remove a schedule; messages that it has published stay."""
     _change(
-        dsn, lambda them: them.remove(name), f"removed {name}", f"there was no schedule {name!r}"
+        dsn,
+        "remove",
+        name,
+        lambda them: them.remove(name),
+        f"removed {name}",
+        f"there was no schedule {name!r}",
     )
 
 
 @schedules.command()
 def enable(name: NameArgument, dsn: DsnOption = None) -> None:
     """Let a schedule fire again, from its next time on."""
-    _change(dsn, lambda them: them.enable(name), f"enabled {name}", f"{name} was enabled already")
+    _change(
+        dsn,
+        "enable",
+        name,
+        lambda them: them.enable(name),
+        f"enabled {name}",
+        f"{name} was enabled already",
+    )
 
 
 @schedules.command()
 def disable(name: NameArgument, dsn: DsnOption = None) -> None:
     """Let a schedule fire no more until it is enabled."""
     _change(
-        dsn, lambda them: them.disable(name), f"disabled {name}", f"{name} was disabled already"
+        dsn,
+        "disable",
+        name,
+        lambda them: them.disable(name),
+        f"disabled {name}",
+        f"{name} was disabled already",
     )
 
 
@@ -171,8 +190,10 @@ def run_now(name: NameArgument, dsn: DsnOption = None) -> None:
     """Publish the message of a schedule now, and print its id."""
 
     async def run_schedule() -> None:
-        async with open_database(dsn) as database:
-            out.print(await Schedules(database).run(name))
+        async with acting(dsn, "schedule.run", name) as act:
+            id_ = await Schedules(act).run(name)
+            act.note(message=id_)
+        out.print(id_)
 
     run(run_schedule())
 
@@ -244,11 +265,17 @@ def apply(
 
 
 def _change(
-    dsn: str | None, change: Callable[[Schedules], Awaitable[bool]], done: str, else_: str
+    dsn: str | None,
+    verb: str,
+    name: str,
+    change: Callable[[Schedules], Awaitable[bool]],
+    done: str,
+    else_: str,
 ) -> None:
     async def make() -> None:
-        async with open_database(dsn) as database:
-            changed = await change(Schedules(database))
+        async with acting(dsn, f"schedule.{verb}", name) as act:
+            changed = await change(Schedules(act))
+            act.note(changed=changed)
         out.print(done if changed else else_)
 
     run(make())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from notifyq.cli.acting import acting
 from notifyq.cli.common import (
     DsnOption,
     JsonOption,
@@ -121,6 +122,8 @@ def create(
     policy = _policy(locals())
     _change(
         dsn,
+        "create",
+        name,
         lambda streams: streams.create(name, policy),
         f"created {name}",
         f"{name} exists already, nothing changed",
@@ -146,7 +149,8 @@ def alter(
         await streams.alter(name, policy)
         return True
 
-    _change(dsn, alter_stream, f"altered {name}", "")
+    said = {it: getattr(policy, it) for it in policy.__dataclass_fields__}
+    _change(dsn, "alter", name, alter_stream, f"altered {name}", "", **said)
 
 
 @stream.command()
@@ -160,8 +164,9 @@ def drop(
     """Drop a stream and its events."""
 
     async def drop_stream() -> None:
-        async with open_database(dsn) as database:
-            left = await Streams(database).drop(name, force=force)
+        async with acting(dsn, "stream.drop", name) as act:
+            left = await Streams(act).drop(name, force=force)
+            act.note(subscribers=left)
         out.print(f"dropped {name}" + (f", which had {left} subscribers" if left else ""))
 
     run(drop_stream())
@@ -170,13 +175,19 @@ def drop(
 @stream.command()
 def pause(name: NameArgument, dsn: DsnOption = None) -> None:
     """Refuse what is published into a stream; subscribers go on."""
-    _change(dsn, lambda it: it.pause(name), f"paused {name}", f"{name} was paused already")
+    _change(
+        dsn, "pause", name, lambda it: it.pause(name), f"paused {name}",
+        f"{name} was paused already",
+    )  # fmt: skip
 
 
 @stream.command()
 def resume(name: NameArgument, dsn: DsnOption = None) -> None:
     """Take what is published into a stream again."""
-    _change(dsn, lambda it: it.resume(name), f"resumed {name}", f"{name} was not paused")
+    _change(
+        dsn, "resume", name, lambda it: it.resume(name), f"resumed {name}",
+        f"{name} was not paused",
+    )  # fmt: skip
 
 
 @stream.command()
@@ -187,12 +198,15 @@ def subscribe(
     dsn: DsnOption = None,
 ) -> None:
     """Add a subscriber; one that exists stays where it is."""
-    _change(
-        dsn,
-        lambda streams: streams.subscribe(name, subscriber, position),
-        f"subscribed {subscriber} to {name}",
-        f"{name} has the subscriber {subscriber} already, it stays where it is",
-    )
+
+    async def add() -> None:
+        # Not in the audit: the workers of a subscriber may do it, too, and they have no part there.
+        async with open_database(dsn) as database:
+            is_new = await Streams(database).subscribe(name, subscriber, position)
+        there = f"{name} has the subscriber {subscriber} already, it stays where it is"
+        out.print(f"subscribed {subscriber} to {name}" if is_new else there)
+
+    run(add())
 
 
 @stream.command()
@@ -200,6 +214,8 @@ def unsubscribe(name: NameArgument, subscriber: SubscriberArgument, dsn: DsnOpti
     """Remove a subscriber, and what waits to be delivered to it again."""
     _change(
         dsn,
+        "unsubscribe",
+        f"{name} {subscriber}",
         lambda streams: streams.unsubscribe(name, subscriber),
         f"unsubscribed {subscriber} from {name}",
         f"{name} has no subscriber {subscriber}",
@@ -219,7 +235,10 @@ def seek(
         await streams.seek(name, subscriber, position)
         return True
 
-    _change(dsn, move, f"{subscriber} goes on from {position}", "")
+    _change(
+        dsn, "seek", f"{name} {subscriber}", move, f"{subscriber} goes on from {position}", "",
+        to=position,
+    )  # fmt: skip
 
 
 @stream.command()
@@ -253,11 +272,18 @@ def _policy(given: dict[str, Any]) -> StreamPolicy:
 
 
 def _change(
-    dsn: str | None, change: Callable[[Streams], Awaitable[bool]], done: str, else_: str
+    dsn: str | None,
+    verb: str,
+    subject: str,
+    change: Callable[[Streams], Awaitable[bool]],
+    done: str,
+    else_: str,
+    **details: Any,
 ) -> None:
     async def make() -> None:
-        async with open_database(dsn) as database:
-            changed = await change(Streams(database))
+        async with acting(dsn, f"stream.{verb}", subject, **details) as act:
+            changed = await change(Streams(act))
+            act.note(changed=changed)
         out.print(done if changed else else_)
 
     run(make())

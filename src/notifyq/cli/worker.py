@@ -20,12 +20,15 @@ from notifyq.cli.control import Control, number_lines
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.cli.processes import Supervisor
 from notifyq.cli.reload import run_and_reload
-from notifyq.config import CommandSettings, WorkerSettings
+from notifyq.cli.scrapes import MetricsHostOption, MetricsPortOption, serve_metrics
+from notifyq.config import CommandSettings, WorkerSettings, listen_dsn_from_environment
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.events import log_sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from notifyq.metrics import WorkerMetrics
 
 log = logging.getLogger("notifyq.worker")
 
@@ -57,6 +60,8 @@ def worker(
         Any,
         typer.Option(parser=duration, metavar="DURATION", help="Longest wait for a bell."),
     ] = None,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = None,
     reload: Annotated[
         bool, typer.Option("--reload", help="Start again when a Python file here changes.")
     ] = False,
@@ -73,14 +78,18 @@ def worker(
     if reload:
         run_and_reload(WorkerSettings.load(grace=grace).grace)
         return
+    settings = CommandSettings.load(
+        processes=processes, metrics_port=metrics_port, metrics_host=metrics_host
+    )
     control = Control.inherited()
     if control is not None:
         number_lines(control.number, as_json=log_format is LogFormat.JSON)
-    elif (number := CommandSettings.load(processes=processes).processes) > 1:
-        raise typer.Exit(run(_supervise(number)))
+    elif settings.processes > 1:
+        raise typer.Exit(run(_supervise(settings.processes)))
     app = load_app(target)
     if dsn is not None or app.dsn is None:
         app.dsn = resolve_dsn(dsn)
+        app.listen_dsn = listen_dsn_from_environment() or app.listen_dsn
     _calm_collector()
     sink = control.reporting(log_sink) if control is not None else log_sink
 
@@ -90,6 +99,7 @@ def worker(
             queues=queue or (),
             streams=stream or (),
             sink=sink,
+            metrics=metrics,
             concurrency=concurrency,
             grace=grace,
             poll=poll,
@@ -102,7 +112,14 @@ def worker(
                 control.report_passing()
             raise
 
-    run(work())
+    with serve_metrics(settings, _metrics, app.database.listen_dsn, control) as metrics:
+        run(work())
+
+
+def _metrics() -> WorkerMetrics:
+    from notifyq.metrics import WorkerMetrics
+
+    return WorkerMetrics()
 
 
 def _calm_collector() -> None:

@@ -1,0 +1,39 @@
+"""Commands that change something: each does so in a transaction that ends with its audit row."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from notifyq import monitor
+from notifyq.cli.common import open_database
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from notifyq.database import Database
+    from notifyq.monitor import Action
+
+
+@asynccontextmanager
+async def acting(
+    dsn: str | None, action: str, subject: object = "", **details: Any
+) -> AsyncIterator[Action]:
+    """Open the database of a command and act there, as `noting` does."""
+    async with (
+        open_database(dsn) as database,
+        noting(database, action, subject, **details) as under_way,
+    ):
+        yield under_way
+
+
+def noting(
+    database: Database, action: str, subject: object = "", **details: Any
+) -> AbstractAsyncContextManager[Action]:
+    """Act in the name of who runs the command; what is not said (None) is not noted."""
+    said = {name: value for name, value in details.items() if value is not None}
+    return monitor.acting(
+        database, action, subject,
+        actor=monitor.login(), origin=f"notifyq on {socket.gethostname()}", **said,
+    )  # fmt: skip

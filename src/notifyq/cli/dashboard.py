@@ -1,0 +1,122 @@
+"""`notifyq dashboard`: queues, messages and health in a browser."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from notifyq.cli.common import DsnOption, err, open_database, out, resolve_dsn, run
+from notifyq.cli.masking import HideOption, MaskOption
+from notifyq.dashboard import LOOPBACK, MISSING, Masks, User, Users, create_app
+from notifyq.dashboard.access import write_user
+from notifyq.errors import ConfigurationError
+
+_VARIABLE = "NOTIFYQ_DASHBOARD_PASSWORD"
+
+
+def dashboard(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080,
+    allow_writes: Annotated[
+        bool, typer.Option("--allow-writes", help="Let it change things: pause, retry, discard.")
+    ] = False,
+    auth_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Who may enter, as --add-user writes it."),
+    ] = None,
+    password_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"File with one password for all; else {_VARIABLE}."),
+    ] = None,
+    mask: MaskOption = None,
+    hide_payloads: HideOption = False,
+    base_path: Annotated[
+        str, typer.Option(metavar="PATH", help="Below which a proxy serves it, like /notifyq.")
+    ] = "",
+    trusted_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name under which browsers find it; repeatable."),
+    ] = None,
+    proxy: Annotated[
+        str,
+        typer.Option(metavar="ADDRESSES", help="Proxies whose X-Forwarded headers are believed."),
+    ] = "127.0.0.1",
+    interval: Annotated[
+        float, typer.Option(min=0.2, max=60, help="Seconds between two live figures.")
+    ] = 2.0,
+    add_user: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Ask for a password, write it to --auth-file, and end."),
+    ] = None,
+    viewer: Annotated[
+        bool, typer.Option("--viewer", help="With --add-user: one who may only read.")
+    ] = False,
+    dsn: DsnOption = None,
+) -> None:
+    """Serve a web page: queues, messages, streams, workers and the health of the database.
+
+    It only reads unless --allow-writes is given. Off loopback it asks for a password.
+    """
+    if add_user is not None:
+        _add(auth_file, User(add_user, may_write=not viewer))
+        return
+    users = _users(auth_file, password_file)
+    try:
+        from notifyq.dashboard.serve import announce, bind, check_place, serve
+    except ImportError as error:
+        raise ConfigurationError(MISSING) from error
+    check_place(host, is_guarded=users is not None)
+    app = create_app(
+        resolve_dsn(dsn),
+        users=users,
+        open_to_all=users is None,
+        allow_writes=allow_writes,
+        masks=Masks.parse(mask, all_payloads=hide_payloads),
+        hosts=_hosts(host, trusted_host or []),
+        base_path=base_path.rstrip("/"),
+        interval=interval,
+    )
+    listener = bind(host, port)
+    run(_look(dsn))
+    out.print(announce(host, listener, base_path, allow_writes=allow_writes))
+    serve(app, listener, proxies=proxy)
+
+
+async def _look(dsn: str | None) -> None:
+    """A wrong DSN or a schema that does not fit is said at once, not on each page."""
+    async with open_database(dsn):
+        pass
+
+
+def _users(auth_file: Path | None, password_file: Path | None) -> Users | None:
+    if auth_file is not None:
+        if password_file is not None:
+            raise typer.BadParameter("--auth-file and --password-file: give one of them")
+        return Users.of_file(auth_file)
+    if password_file is not None:
+        try:
+            return Users.of_password(password_file.read_text(encoding="utf-8").strip("\r\n"))
+        except OSError as error:
+            raise ConfigurationError(
+                f"--password-file {password_file}: {error.strerror}"
+            ) from error
+    given = os.environ.get(_VARIABLE)
+    return None if given is None else Users.of_password(given)
+
+
+def _add(path: Path | None, user: User) -> None:
+    if path is None:
+        raise typer.BadParameter("--add-user needs --auth-file FILE")
+    password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    write_user(path, user, password)
+    err.print(f"{path}: {user.name} may {'write' if user.may_write else 'read'}")
+
+
+def _hosts(host: str, trusted: list[str]) -> tuple[str, ...]:
+    own = [] if host in {"0.0.0.0", "::"} else [f"[{host.strip('[]')}]" if ":" in host else host]  # noqa: S104
+    names = [] if host in LOOPBACK else [socket.gethostname(), socket.getfqdn()]
+    return tuple(dict.fromkeys([*LOOPBACK, *own, *names, *trusted]))

@@ -1,0 +1,143 @@
+"""What is changed from the command line is noted, and `notifyq audit` lists it."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import socket
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from cli.test_listing import archive
+
+if TYPE_CHECKING:
+    from cli.programs import Notifyq
+
+
+def noted(notifyq: Notifyq, *options: str) -> list[tuple[str, str, Any]]:
+    """Action, subject and details of what was noted, the earliest first."""
+    rows = notifyq.good("audit", *options, "--json").data
+    return [(row["action"], row["subject"], row["details"]) for row in reversed(rows)]
+
+
+def test_what_is_done_to_a_queue_is_noted(notifyq: Notifyq) -> None:
+    run = notifyq.good
+    assert run("audit", "--subject", "q").out == "nobody has changed anything\n"
+    run("queues", "create", "q", "--fair")
+    run("queues", "pause", "q")
+    run("queues", "pause", "q")
+    run("queues", "resume", "q")
+    run("queues", "alter", "q", "--lock-timeout", "90s", "--max-attempts", "1")
+    run("queues", "share", "q", "ann", "3")
+    run("queues", "grant", "q", "notifyq_worker", "--consume")
+    run("queues", "revoke", "q", "notifyq_worker")
+    notifyq.refused("queues", "alter", "q", "--backoff", "2h", "--backoff-max", "1h")
+    run("queues", "drop", "q")
+    assert noted(notifyq, "--subject", "q") == [
+        ("queue.create", "q", {"changed": True}),
+        ("queue.pause", "q", {"changed": True}),
+        ("queue.pause", "q", {"changed": False}),
+        ("queue.resume", "q", {"changed": True}),
+        ("queue.alter", "q", {"lock_timeout": ["60 s", "90 s"]}),
+        ("queue.share", "q", {"key": "ann", "weight": 3.0, "changed": True}),
+        (
+            "queue.grant",
+            "q",
+            {"role": "notifyq_worker", "publish": False, "consume": True, "changed": True},
+        ),
+        ("queue.revoke", "q", {"role": "notifyq_worker", "changed": True}),
+        ("queue.drop", "q", {"deleted": 0}),
+    ]
+
+
+def test_what_is_done_to_messages_is_noted_without_their_payloads(
+    notifyq: Notifyq, shared_database: str, queue: str
+) -> None:
+    run = notifyq.good
+    (waiting, blocked) = (int(run("publish", queue, '{"pin": 4711}').out) for _ in range(2))
+    run("cancel", str(waiting))
+    notifyq.refused("unblock", str(blocked))
+    first, second, *_ = archive_of(shared_database, queue, 8)
+    again = run("dead", "retry", str(first)).out
+    assert again == "1 published again\n"
+    run("dead", "delete", str(second))
+    run("dead", "retry", "--queue", queue, "--status", "rejected", "--limit", "2")
+    (group,) = run("dead", "groups", "--queue", queue, "--json").data
+    chosen = ["--queue", queue, "--fingerprint", group["fingerprint"]]
+    run("dead", "retry", *chosen, "--limit", "1")
+    run("dead", "delete", *chosen)
+    rows = noted(notifyq)
+    assert "4711" not in str(rows)
+    assert ("message.cancel", str(waiting), {"changed": True}) in rows
+    assert ("message.unblock", str(blocked), {"changed": False}) in rows
+    assert ("dead.delete", str(second), {"deleted": 1}) in rows
+    assert ("dead.retry", queue, {"status": "rejected", "done": 2}) in rows
+    (retried,) = (it[2] for it in rows if it[:2] == ("dead.retry", str(first)))
+    assert (retried["done"], len(retried["as"])) == (1, 1)
+    assert [
+        (action, details["found"], details["done"])
+        for action, subject, details in rows
+        if subject == group["fingerprint"]
+        # The cancelled one was rejected, too, and the first of the two before.
+    ] == [("dead.retry", 1, 1), ("dead.delete", 4, 4)]
+
+
+def archive_of(dsn: str, queue: str, quantity: int) -> list[int]:
+    return asyncio.run(archive(dsn, queue, quantity))
+
+
+def test_what_is_done_to_streams_schedules_and_the_archive_is_noted(
+    notifyq: Notifyq, queue: str
+) -> None:
+    run = notifyq.good
+    run("stream", "create", "s")
+    run("stream", "subscribe", "s", "w")
+    run("stream", "pause", "s")
+    run("stream", "resume", "s")
+    run("stream", "alter", "s", "--max-events", "7")
+    run("stream", "seek", "s", "w", "now")
+    run("stream", "unsubscribe", "s", "w")
+    run("stream", "forward", "s", "f", queue)
+    run("stream", "unforward", "s", "f")
+    run("stream", "drop", "s")
+    assert noted(notifyq, "--action", "stream") == [
+        ("stream.create", "s", {"changed": True}),
+        ("stream.pause", "s", {"changed": True}),
+        ("stream.resume", "s", {"changed": True}),
+        ("stream.alter", "s", {"max_events": 7, "changed": True}),
+        ("stream.seek", "s w", {"to": "now", "changed": True}),
+        ("stream.unsubscribe", "s w", {"changed": True}),
+        ("stream.forward", "s f", {"queue": queue, "changed": True}),
+        ("stream.unforward", "s f", {"kept": False, "changed": True}),
+        ("stream.drop", "s", {"subscribers": 0}),
+    ]
+    run("schedules", "add", "n", "@daily", queue)
+    run("schedules", "disable", "n")
+    run("schedules", "enable", "n")
+    id_ = int(run("schedules", "run", "n").out)
+    run("schedules", "remove", "n")
+    assert noted(notifyq, "--subject", "n") == [
+        ("schedule.add", "n", {"cron": "@daily", "queue": queue, "changed": True}),
+        ("schedule.disable", "n", {"changed": True}),
+        ("schedule.enable", "n", {"changed": True}),
+        ("schedule.run", "n", {"message": id_}),
+        ("schedule.remove", "n", {"changed": True}),
+    ]
+    run("retention", "set", "--days-ahead", "9")
+    [(_, _, details)] = noted(notifyq, "--action", "archive.alter")
+    assert details["days_ahead"] == "9"
+
+
+def test_the_audit_says_who_and_from_where(notifyq: Notifyq, queue: str) -> None:
+    run = notifyq.good
+    run("queues", "pause", queue)
+    (row,) = run("audit", "--action", "queue.pause", "--subject", queue, "--json").data
+    assert row["actor"] == getpass.getuser()
+    assert row["origin"] == f"notifyq on {socket.gethostname()}"
+    shown = run("audit", "--actor", row["actor"], "--limit", "1").out
+    assert "queue.pause" in shown
+    assert "there is more: use --limit" in shown
+    soon = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    assert run("audit", "--since", soon).out == "nobody has changed anything\n"
+    assert run("audit", "--since", row["acted_at"], "--subject", queue, "--json").data == [row]
+    assert run("audit", "--actor", "nobody").out == "nobody has changed anything\n"

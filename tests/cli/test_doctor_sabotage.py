@@ -1,0 +1,459 @@
+"""`notifyq doctor` on sabotaged databases: each fault is made for real, found, and named.
+
+And where `--fix` can mend it, it is mended: the same check, and all others, are well again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shutil
+import socket
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from database import ROOT, install, open_session, publish, session, until
+from notifyq.doctor import CHECKS, Finding, Level, activity, examine, mend, steps, storage
+from notifyq.doctor.bugs import BUGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cli.programs import Notifyq
+    from database import Connect, Connection
+
+
+async def found(dsn: str, *only: str) -> dict[str, Finding]:
+    return {name: finding async for name, finding in examine(dsn, only=only)}
+
+
+TODAY = "to_char(clock_timestamp() at time zone 'UTC', 'YYYYMMDD')"
+DROP_DAYS = """
+do $$
+declare
+  v_name text;
+begin
+  for v_name in
+    select c.relname from pg_inherits as i join pg_class as c on c.oid = i.inhrelid
+    where i.inhparent = 'messages.{}'::regclass and c.relname ~ '_\\d{{8}}$'
+      and right(c.relname, 8) {} to_char(clock_timestamp() at time zone 'UTC', 'YYYYMMDD')
+  loop
+    execute format('drop table messages.%I', v_name);
+  end loop;
+end $$
+"""
+MENDED = {
+    "a trigger is disabled": (
+        "alter table messages.message disable trigger published",
+        "install",
+        "trigger published",
+    ),
+    "a trigger is dropped": (
+        "drop trigger died on messages.message_archive",
+        "install",
+        "trigger died",
+    ),
+    "a trigger fires for replicas only": (
+        "alter table messages.message enable replica trigger bound",
+        "install",
+        "trigger bound",
+    ),
+    "the trigger of grants is disabled": (
+        "select messages.grant_queue('default', 'notifyq_admin'); "
+        "alter table messages.message disable trigger admit",
+        "install",
+        "trigger admit, as there are grants",
+    ),
+    "an index is dropped": (
+        "drop index messages.message_locked_idx",
+        "install",
+        "index message_locked_idx",
+    ),
+    "an index is invalid": (
+        "update pg_index set indisvalid = false "
+        "where indexrelid = 'messages.message_waiting_idx'::regclass",
+        "install",
+        "index message_waiting_idx",
+    ),
+    "a function is changed": (
+        "create or replace function messages.dead_count(queue text default null, "
+        "subscriber text default null) returns bigint language sql stable security definer "
+        "set search_path = pg_catalog, messages, pg_temp as 'select 0::bigint'",
+        "functions",
+        "not as in this package: dead_count, ",
+    ),
+    "a function acts with other rights": (
+        "alter function messages.maintain() security invoker",
+        "functions",
+        ", maintain",
+    ),
+    "a function has lost its search path": (
+        "alter function messages.renotify() reset search_path",
+        "functions",
+        ", renotify",
+    ),
+    "a function is dropped": (
+        "drop function messages.archive_summary(text, timestamptz)",
+        "functions",
+        "missing: archive_summary",
+    ),
+    "a right is revoked": (
+        "revoke execute on function messages.archive_list(text, messages.message_status, integer, "
+        "timestamptz) from notifyq_reader, notifyq_admin",
+        "grants",
+        "no role may call archive_list",
+    ),
+    "everybody may call a function": (
+        "grant execute on function messages.claim_id to public",
+        "public",
+        "open to PUBLIC: messages.claim_id(",
+    ),
+    "vacuum is switched off": (
+        "alter table messages.message set (autovacuum_enabled = false)",
+        "autovacuum",
+        "off for messages.message",
+    ),
+    "storage parameters are gone": (
+        "alter table messages.message reset (fillfactor, autovacuum_vacuum_threshold)",
+        "parameters",
+        "than they were made with: message",
+    ),
+    "the day of today is gone": (
+        DROP_DAYS.format("message_archive", "="),
+        "install",
+        "an archive partition for today",
+    ),
+    "no day is made ahead": (
+        DROP_DAYS.format("attempt", ">"),
+        "partitions",
+        "0 days of messages.attempt are made ahead",
+    ),
+    "locks are not ended": (
+        "select messages.publish('default', '1'); select messages.claim(); "
+        "update messages.message set lock_expires_at = now() - interval '1 h'",
+        "upkeep",
+        "nobody has ended a lock",
+    ),
+}
+
+
+async def test_what_is_mended(database: str, connection: Connection) -> None:
+    """All at once, which takes one database; each is found and named, and mended."""
+    before = await found(database)
+    for damage, _, _ in reversed(MENDED.values()):
+        await connection.execute(damage)
+    seen = await found(database)
+    checks = {check for _, check, _ in MENDED.values()}
+    for fault, (_, check, text) in MENDED.items():
+        finding = seen[check]
+        assert finding.level in {Level.WARN, Level.FAIL}, fault
+        assert text in finding.found, fault
+        assert finding.advice, fault
+        assert finding.fix is not None, fault
+    others = {name for name, it in seen.items() if it.level != before[name].level}
+    assert others == checks
+    done = [step async for step in mend(database, seen.values())]
+    assert done == steps(seen.values())
+    assert done[-1] == "notifyq init"
+    after = await found(database)
+    assert {name: it.level for name, it in after.items()} == {
+        name: it.level for name, it in before.items()
+    }
+    assert steps(after.values()) == []
+
+
+async def test_what_was_archived_without_a_day_gets_one(
+    database: str, connection: Connection
+) -> None:
+    await connection.execute(DROP_DAYS.format("message_archive", "="))
+    await publish(connection, 1)
+    await connection.execute("select messages.take('default')")
+    finding = (await found(database, "install"))["install"]
+    assert [step async for step in mend(database, [finding])]
+    assert (await found(database, "install"))["install"].level is Level.OK
+    assert await connection.fetchval("select count(*) from messages.message_archive") == 1
+    assert await connection.fetchval("select count(*) from messages.message_archive_default") == 0
+
+
+async def test_the_trigger_of_grants_is_dropped(database: str, connection: Connection) -> None:
+    await connection.execute("select messages.grant_queue('default', 'notifyq_worker')")
+    await connection.execute("drop trigger admit on messages.message")
+    finding = (await found(database, "install"))["install"]
+    assert finding.found == "missing: trigger admit, as there are grants"
+    assert [step async for step in mend(database, [finding])] == ["notifyq init"]
+    assert (await found(database, "install"))["install"].level is Level.OK
+
+
+async def test_a_schema_that_is_closed(database: str, connection: Connection) -> None:
+    await connection.execute("revoke usage on schema messages from notifyq_worker")
+    finding = (await found(database, "grants"))["grants"]
+    assert finding.found == "notifyq_worker may not use the schema"
+    assert [step async for step in mend(database, [finding])] == ["notifyq init"]
+    assert (await found(database, "grants"))["grants"].level is Level.OK
+
+
+async def test_a_function_of_somebody_else(database: str, connection: Connection) -> None:
+    await connection.execute(
+        "create function messages.mine() returns integer language sql as 'select 1'"
+    )
+    finding = (await found(database, "functions"))["functions"]
+    assert (finding.level, finding.found) == (Level.WARN, "not of notifyq: mine")
+    assert finding.fix is None
+
+
+async def test_timeouts_that_hurt(database: str, connection: Connection) -> None:
+    assert (await found(database, "timeouts"))["timeouts"].level is Level.OK
+    name = await connection.fetchval("select current_database()")
+    await connection.execute(
+        f"alter database \"{name}\" set idle_session_timeout = '5s'; "
+        f'alter database "{name}" set lock_timeout = 100'
+    )
+    finding = (await found(database, "timeouts"))["timeouts"]
+    assert finding.level is Level.WARN
+    assert "idle_session_timeout of 5000 ms ends sessions that listen" in finding.found
+    assert "lock_timeout of 100 ms" in finding.found
+    assert f"alter database {name} reset lock_timeout" in finding.advice
+    await connection.execute(finding.advice)
+    assert (await found(database, "timeouts"))["timeouts"].level is Level.OK
+
+
+async def test_a_system_that_sorts_otherwise(database: str, connection: Connection) -> None:
+    changed = await connection.execute(
+        "update pg_database set datcollversion = 'old' where datname = current_database()"
+    )
+    assert changed == "UPDATE 1"
+    finding = (await found(database, "collation"))["collation"]
+    assert finding.level is Level.WARN
+    assert "refresh collation version" in finding.advice
+
+
+async def test_a_slot_that_nobody_reads(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_MUCH_WAL", -1)
+    await connection.execute("select pg_create_physical_replication_slot('left_behind', true)")
+    try:
+        finding = (await found(database, "wal"))["wal"]
+    finally:
+        await connection.execute("select pg_drop_replication_slot('left_behind')")
+    assert finding.level is Level.WARN
+    assert finding.found.startswith("replication slot left_behind (abandoned) keeps ")
+    assert "select pg_drop_replication_slot('left_behind')" in finding.advice
+    assert (await found(database, "wal"))["wal"].level is Level.OK
+
+
+async def test_a_session_that_waits_for_a_lock(
+    database: str, connection: Connection, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity, "_WAITS", timedelta(0))
+    holder, waiter = await connect(), await connect()
+    async with holder.transaction():
+        await holder.execute("lock table messages.share in access exclusive mode")
+        waiting = asyncio.create_task(waiter.execute("select count(*) from messages.share"))
+
+        async def is_found() -> bool:
+            return (await found(database, "locks"))["locks"].level is Level.WARN
+
+        await until(is_found, "the wait is found")
+        finding = (await found(database, "locks"))["locks"]
+        assert f"blocked by {holder.get_server_pid()}" in finding.found
+        assert "AccessShareLock of relation share" in finding.found
+        assert f"pg_terminate_backend({holder.get_server_pid()})" in finding.advice
+    await waiting
+
+
+async def test_queues_without_a_worker_and_workers_that_hang(
+    database: str, connection: Connection, connect: Connect
+) -> None:
+    worker = await connect(server_settings={"application_name": "notifyq worker"})
+    await worker.execute("select messages.note_worker('w', queues => '{other}')")
+    assert (await found(database, "workers"))["workers"] == Finding(Level.OK, "1 workers")
+    await publish(connection, 1)
+    assert (await found(database, "workers"))["workers"].level is Level.OK
+    await connection.execute("update messages.message set available_at = now() - interval '1 hour'")
+    finding = (await found(database, "workers"))["workers"]
+    assert (finding.level, finding.found) == (
+        Level.WARN,
+        "no worker serves queue default, where messages wait for 60 min",
+    )
+    assert finding.advice == "start one: notifyq worker --queue default"
+    await connection.execute("update messages.worker set seen_at = now() - interval '1 minute'")
+    finding = (await found(database, "workers"))["workers"]
+    assert finding.found.startswith("worker w is connected, but does nothing")
+
+
+@pytest.mark.cron
+async def test_entries_of_pg_cron_that_are_gone_or_off(server: str) -> None:
+    connection = await open_session(server)
+    try:
+        await install(connection)
+        for damage, text in (
+            (
+                "select cron.alter_job(jobid, active := false) from cron.job "
+                "where jobname = 'notifyq maintain'",
+                "is switched off",
+            ),
+            (
+                "select cron.unschedule(jobid) from cron.job where jobname = 'notifyq maintain'",
+                "has no entry `notifyq maintain`",
+            ),
+            (
+                "select cron.unschedule(jobid) from cron.job where jobname = 'notifyq purge'",
+                "no entry `notifyq purge`",
+            ),
+            (
+                "create role test_gone; update cron.job set username = 'test_gone' "
+                "where jobname = 'notifyq maintain'; "
+                "drop role test_gone",
+                "is of test_gone, a role that is gone",
+            ),
+        ):
+            await connection.execute(damage)
+            # Runs of other tests, and of a minute ago, are not what this is about.
+            await connection.execute("delete from cron.job_run_details")
+            finding = (await found(server, "cron"))["cron"]
+            assert finding.level in {Level.WARN, Level.FAIL}
+            assert text in finding.found
+            assert [step async for step in mend(server, [finding])]
+            assert (await found(server, "cron"))["cron"].level is Level.OK
+        await connection.execute(
+            "insert into cron.job_run_details (jobid, runid, status, return_message, start_time, "
+            "end_time) select jobid, 2000000000, 'failed', 'no password', now(), now() "
+            "from cron.job where jobname = 'notifyq maintain'"
+        )
+        finding = (await found(server, "cron"))["cron"]
+        assert (finding.level, finding.found) == (
+            Level.FAIL,
+            "the last run of pg_cron failed: no password",
+        )
+    finally:
+        await connection.execute("""
+            delete from cron.job_run_details;
+            select cron.unschedule(j.jobid) from cron.job as j where j.jobname like 'notifyq %';
+            drop schema messages cascade;
+        """)
+        await connection.close()
+
+
+@pytest.fixture
+def pgbouncer(server: str, database: str, tmp_path: Path) -> Iterator[str]:
+    """Give the address of a pooler in transaction mode before the database."""
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    if program is None:
+        pytest.skip("there is no pgbouncer")
+    url = urlsplit(database)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    (tmp_path / "users").write_text(f'"{url.username}" "{url.password or ""}"\n')
+    (tmp_path / "ini").write_text(
+        f"[databases]\n{url.path[1:]} = host={url.hostname} port={url.port or 5432} "
+        f"user={url.username} password={url.password or ''}\n[pgbouncer]\npool_mode = transaction\n"
+        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\nunix_socket_dir =\n"
+        "ignore_startup_parameters = extra_float_digits, default_transaction_isolation, "
+        "statement_timeout, jit\n"
+    )
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    user = [] if Path("/proc/self").owner() != "root" else ["-u", "postgres"]
+    with subprocess.Popen([program, *user, tmp_path / "ini"], stderr=subprocess.DEVNULL) as process:
+        for _ in range(500):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert process.poll() is None
+            subprocess.run(["sleep", "0.02"], check=True)
+        try:
+            yield f"postgresql://{url.username}@127.0.0.1:{port}{url.path}"
+        finally:
+            process.terminate()
+
+
+async def test_a_pooler_in_between(pgbouncer: str, database: str) -> None:
+    finding = (await found(pgbouncer, "pooler"))["pooler"]
+    assert finding.level is Level.WARN
+    assert "lends sessions by transaction" in finding.found
+    assert "listen_dsn" in finding.advice
+    beside = [it async for it in examine(pgbouncer, listen_dsn=database, only=["pooler"])]
+    assert [finding.level for _, finding in beside] == [Level.OK]
+
+
+def test_every_check_has_a_sabotage() -> None:
+    """Here, in test_doctor_server.py or in test_doctor.py."""
+    files = [*Path(__file__).parent.glob("test_doctor*.py")]
+    assert len(files) == 3
+    text = "".join(file.read_text() for file in files)
+    assert not [
+        name
+        for name, check in CHECKS.items()
+        if f'"{name}"' not in text
+        and f".{check.__name__}" not in text
+        and name not in {check for _, check, _ in MENDED.values()}
+    ]
+
+
+def test_the_command_mends_and_looks_again(anywhere: Notifyq, database: str) -> None:
+    async def damage() -> None:
+        async with session(database) as connection:
+            await connection.execute("alter table messages.message disable trigger published")
+
+    asyncio.run(damage())
+    env = {"NOTIFYQ_DSN": database}
+    only = ("doctor", "--only", "install,grants")
+    result = anywhere(*only, env=env)
+    assert result.code == 1
+    assert "(--fix does it)" in result.out
+    refused = anywhere(*only, "--fix", env=env)
+    assert refused.code == 2
+    assert "give --yes" in refused.err
+    result = anywhere(*only, "--fix", "--yes", env=env)
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[0].startswith("FAIL    install")
+    assert lines[1].startswith("ok      grants")
+    assert lines[2:4] == [
+        "fixed   alter table messages.message enable trigger published",
+        "fixed   notifyq init",
+    ]
+    assert lines[4].startswith("ok      install")
+    assert len(lines) == 5
+
+
+def test_the_command_for_programs(anywhere: Notifyq, database: str) -> None:
+    env = {"NOTIFYQ_DSN": database}
+    rows = anywhere("doctor", "--json", "--only", "public", "--only", "grants", env=env).data
+    assert [set(row) for row in rows] == 2 * [{"check", "level", "found", "advice", "fix"}]
+    assert anywhere("doctor", "--only", "public", "--strict", env=env).code == 1
+    assert anywhere("doctor", "--only", "public", env=env).code == 0
+    line = anywhere("doctor", "--only", "public", "--nagios", env=env)
+    assert line.code == 1
+    assert line.out.startswith("NOTIFYQ WARNING - public: every user of the server may connect")
+    assert line.out.endswith(" | failures=0;;1 warnings=1;1\n")
+    line = anywhere("doctor", "--only", "grants", "--nagios", env=env)
+    assert (line.code, line.out) == (
+        0,
+        "NOTIFYQ OK - 1 checks are well | failures=0;;1 warnings=0;1\n",
+    )
+    nowhere = {"NOTIFYQ_DSN": "postgresql://nobody@127.0.0.1:1/x"}
+    line = anywhere("doctor", "--nagios", env=nowhere)
+    assert line.code == 3
+    assert line.out.startswith("NOTIFYQ UNKNOWN - no connection to ")
+    wrong = anywhere("doctor", "--only", "nonsense", env=env)
+    assert wrong.code == 2
+    assert "no check 'nonsense': there are server, " in wrong.err
+
+
+def test_the_page_names_every_check_and_every_bug() -> None:
+    page = (ROOT / "docs/doctor.md").read_text()
+    _, _, table = page.partition("## Checks\n")
+    table, _, bugs = table.partition("## Bugs")
+    assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == list(CHECKS)
+    for bug in BUGS:
+        mended = ", ".join(f"{major}.{minor}" for major, minor in bug.mended.items())
+        assert f"| {bug.what} | {mended}" in bugs
+        assert bug.source in bugs

@@ -1,0 +1,472 @@
+"""`notifyq doctor` on a server that was sabotaged itself, and its advice, done as it is printed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import socket
+import subprocess
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import asyncpg
+import pytest
+
+from cli.test_doctor_sabotage import found
+from database import install, open_session, session, until
+from notifyq.config import with_database
+from notifyq.doctor import Finding, Level, activity, mend, storage
+from notifyq.embedded import wheel_binaries
+from notifyq.embedded.binaries import clean_environment, reachable
+from notifyq.embedded.folder import Folder
+from notifyq.errors import DatabaseUnavailableError
+from servers import kept_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from notifyq.embedded import Server
+
+
+_STATEMENT = re.compile(r"(?:alter|analyze|drop|rollback|select|vacuum)\b[^;]*")
+
+
+async def look(dsn: str, check: str) -> Finding:
+    return (await found(dsn, check))[check]
+
+
+async def obey(dsn: str, finding: Finding) -> None:
+    """Send what the advice says, and wait until the server has taken it."""
+    statements = _STATEMENT.findall(finding.advice)
+    assert statements, finding.advice
+    async with session(dsn) as connection:
+        for statement in statements:
+            await connection.execute(statement)
+
+
+async def until_well(dsn: str, check: str) -> None:
+    async def is_well() -> bool:
+        return (await look(dsn, check)).level is Level.OK
+
+    await until(is_well, f"{check} is well")
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[Server]:
+    """Give a server for faults of a whole server, the wheel's if it is installed.
+
+    That is new enough to have a small queue of bells.
+    """
+    settings = {
+        "max_connections": "20",
+        "max_prepared_transactions": "2",
+        "wal_level": "logical",
+        # So that the tests, and no vacuum of the server's, mend what is old.
+        "autovacuum_freeze_max_age": "2000000000",
+        "archive_mode": "on",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        if wheel_binaries() is not None:
+            patch.setenv("NOTIFYQ_TEST_ENGINE", "embedded")
+            settings["max_notify_queue_pages"] = "64"
+        with kept_server(**settings) as server:
+            server.start()
+            yield server
+
+
+@pytest.fixture
+async def own(own_server: Server) -> str:
+    async with session(own_server.dsn) as connection:
+        if not await connection.fetchval("select to_regnamespace('messages') is not null"):
+            await install(connection)
+    return own_server.dsn
+
+
+async def test_a_prepared_transaction_that_was_left(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity, "_PREPARED", timedelta(0))
+    monkeypatch.setattr(activity, "_MANY", -1)
+    async with session(own) as connection:
+        await connection.execute(
+            "begin; insert into messages.queue (name) values ('q'); prepare transaction 'left'"
+        )
+        try:
+            seen = await found(own, "prepared", "snapshots")
+        finally:
+            await connection.execute("rollback prepared 'left'")
+    assert seen["prepared"].level is Level.WARN
+    assert "1 prepared transactions, left of " in seen["prepared"].found
+    assert "rollback prepared 'left'" in seen["prepared"].advice
+    assert "prepared transaction left (prepared) holds a snapshot" in seen["snapshots"].found
+    assert seen["snapshots"].advice == "rollback prepared 'left', or commit it"
+    assert (await found(own, "prepared"))["prepared"].level is Level.OK
+
+
+async def test_wal_that_cannot_be_archived(own: str) -> None:
+    async with session(own) as connection:
+        await connection.execute("alter system set archive_command = 'false'")
+        await connection.execute("create table public.some (); select pg_reload_conf()")
+        await connection.execute("select pg_switch_wal()")
+
+        async def has_failed() -> bool:
+            await connection.execute("select pg_stat_clear_snapshot()")
+            return bool(await connection.fetchval("select failed_count > 0 from pg_stat_archiver"))
+
+        await until(has_failed, "archive_command failed", 20)
+    finding = (await found(own, "wal"))["wal"]
+    assert (finding.level, finding.found[:23]) == (Level.WARN, "archive_command fails: ")
+    async with session(own) as connection:
+        # A server that stops would wait for it.
+        await connection.execute("alter system reset archive_command")
+        await connection.execute("select pg_reload_conf()")
+
+
+async def test_a_listener_that_reads_nothing(own: str) -> None:
+    """The queue of bells fills up behind a session that listens, idle in a transaction."""
+    assert (await found(own, "notify-queue"))["notify-queue"].level is Level.OK
+    async with session(own) as connection, session(own) as deaf:
+        if await connection.fetchval("show server_version_num") < "170000":
+            pytest.skip("the queue of bells has gigabytes before PostgreSQL 17")
+        await deaf.execute("listen somewhere")
+        await deaf.execute("begin; select 1")
+        for quantity, level in ((10, Level.WARN), (30, Level.FAIL)):
+            await connection.execute(
+                "select pg_notify('somewhere', repeat('x', 7900) || i) "
+                f"from generate_series(1, {quantity}) as i"
+            )
+            finding = (await found(own, "notify-queue"))["notify-queue"]
+            assert finding.level is level
+            assert f"session {deaf.get_server_pid()} of " in finding.advice
+        await deaf.execute("rollback")
+
+
+@pytest.fixture
+async def user(own: str) -> AsyncIterator[str]:
+    """Give the address of a user who is a worker and nothing else."""
+    async with session(own) as connection:
+        await connection.execute(
+            "create role patient login password 'doctor'; grant notifyq_worker to patient"
+        )
+        yield f"postgresql://patient:doctor@{own.rpartition('@')[2]}"
+        await connection.execute("drop owned by patient; drop role patient")
+
+
+async def test_a_server_that_may_lose_what_was_acknowledged(own: str) -> None:
+    """Each from another place, and each is said how to take back there."""
+    async with session(own) as connection:
+        await connection.execute("alter database notifyq set synchronous_commit = off")
+        await connection.execute("alter system set full_page_writes = off")
+        await connection.execute("select pg_reload_conf()")
+
+    async def is_seen() -> bool:
+        return "full_page_writes" in (await look(own, "durability")).found
+
+    await until(is_seen, "the server has read its settings")
+    finding = await look(own, "durability")
+    assert finding.level is Level.WARN
+    for name in ("fsync", "full_page_writes", "synchronous_commit"):
+        assert f"{name} is off: " in finding.found
+    assert "start the server without --fsync" in finding.advice
+    assert "alter system set full_page_writes = on; select pg_reload_conf()" in finding.advice
+    assert "alter database notifyq reset synchronous_commit" in finding.advice
+    await obey(own, finding)
+
+    async def only_fsync() -> bool:
+        return (await look(own, "durability")).advice == "start the server without --fsync, " + (
+            "where it is given"
+        )
+
+    await until(only_fsync, "the rest is mended")
+
+
+async def test_a_server_without_autovacuum(own: str) -> None:
+    async with session(own) as connection:
+        for name in ("autovacuum", "track_counts"):
+            await connection.execute(f"alter system set {name} = off")
+        await connection.execute("select pg_reload_conf()")
+
+    async def is_seen() -> bool:
+        return "autovacuum and track_counts off" in (await look(own, "autovacuum")).found
+
+    await until(is_seen, "the server has read its settings")
+    finding = await look(own, "autovacuum")
+    assert finding.level is Level.FAIL
+    await obey(own, finding)
+    await until_well(own, "autovacuum")
+
+
+@pytest.mark.parametrize(
+    ("check", "setting", "level"),
+    [
+        ("primary", "default_transaction_read_only = on", Level.FAIL),
+        ("session", "session_replication_role = replica", Level.FAIL),
+        ("timeouts", "idle_in_transaction_session_timeout = 500", Level.WARN),
+        ("timeouts", "lock_timeout = 10", Level.WARN),
+    ],
+)
+async def test_a_setting_of_a_user_or_a_database(
+    own: str, check: str, setting: str, level: Level
+) -> None:
+    name = setting.split()[0]
+    async with session(own) as connection:
+        await connection.execute("set default_transaction_read_only = off")
+        for whose in ("database notifyq", "role postgres", "role postgres in database notifyq"):
+            await connection.execute(f"alter {whose} set {setting}")
+            finding = await look(own, check)
+            assert finding.level is level, whose
+            assert f"alter {whose} reset {name}" in finding.advice
+            await connection.execute(finding.advice)
+            assert (await look(own, check)).level is Level.OK, whose
+
+
+async def test_connections_that_are_used_up(own: str, user: str) -> None:
+    assert (await look(own, "connections")).level is Level.OK
+    async with session(own) as connection:
+        most = await connection.fetchval("select current_setting('max_connections')::integer") - 3
+        others = [await open_session(own) for _ in range(most - 2)]
+        try:
+            finding = await look(own, "connections")
+        finally:
+            for other in others:
+                await other.close()
+        assert finding.level is Level.WARN
+        assert finding.found.endswith(f" of {most} connections in use")
+        assert "raise max_connections" in finding.advice
+        # A superuser is let in past the limit of a database, and says what others meet.
+        for dsn, whose, told in (
+            (user, "role patient", "of user patient"),
+            (own, "database notifyq", "to database notifyq"),
+        ):
+            await connection.execute(f"alter {whose} connection limit 1")
+            finding = await look(dsn, "connections")
+            assert finding.level is Level.WARN
+            assert told in finding.found
+            await obey(own, finding)
+            assert (await look(user, "connections")).level is Level.OK
+
+
+async def test_a_group_role_that_is_gone(own: str) -> None:
+    async with session(own) as connection:
+        await connection.execute("drop owned by notifyq_reader; drop role notifyq_reader")
+    finding = await look(own, "roles")
+    assert (finding.level, finding.found) == (Level.WARN, "there is no role notifyq_reader")
+    assert [step async for step in mend(own, [finding])] == ["notifyq init"]
+    for check in ("roles", "grants"):
+        assert (await look(own, check)).level is Level.OK
+
+
+async def test_an_owner_with_too_much_power_and_what_is_not_its_own(own: str) -> None:
+    assert (await look(own, "owner")).level is Level.OK
+    async with session(own) as connection:
+        for attribute, text in (("login", "can log in"), ("superuser", "is a superuser")):
+            await connection.execute(f"alter role notifyq_owner {attribute}")
+            finding = await look(own, "owner")
+            assert finding.level is Level.WARN
+            assert f"the owner notifyq_owner {text}" in finding.found
+            await connection.execute(f"alter role notifyq_owner no{attribute}")
+        await connection.execute("""
+            alter function messages.maintain() owner to postgres;
+            alter table messages.queue owner to postgres;
+        """)
+        finding = await look(own, "owner")
+        assert finding.level is Level.FAIL
+        assert "messages.maintain() of postgres" in finding.found
+        assert "messages.queue of postgres" in finding.found
+        assert len([step async for step in mend(own, [finding])]) == 2
+        assert (await look(own, "owner")).level is Level.OK
+
+
+TABLES = {
+    "alter table messages.message set unlogged": (Level.FAIL, "messages.message is unlogged"),
+    "alter table messages.message enable row level security": (Level.WARN, "row security is on"),
+    "create trigger audit before update on messages.message for each row "
+    "execute function suppress_redundant_updates_trigger()": (
+        Level.WARN,
+        "trigger audit on messages.message is not of notifyq",
+    ),
+    "create rule quiet as on insert to messages.message do instead nothing": (
+        Level.WARN,
+        "rule quiet on messages.message",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", TABLES)
+async def test_what_others_did_to_tables(own: str, damage: str) -> None:
+    level, text = TABLES[damage]
+    async with session(own) as connection:
+        await connection.execute(damage)
+    finding = await look(own, "tables")
+    assert finding.level is level
+    assert text in finding.found
+    assert finding.fix is None
+    await obey(own, finding)
+    assert (await look(own, "tables")).level is Level.OK
+
+
+async def test_an_index_that_failed_to_be_made(own: str) -> None:
+    async with session(own) as connection:
+        await connection.execute("select messages.publish_many('default', '{1,2}'::jsonb[])")
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await connection.execute(
+                "create unique index concurrently mine on messages.message (queue)"
+            )
+        await connection.execute("delete from messages.message")
+    finding = await look(own, "tables")
+    assert finding.found.startswith("index messages.mine is invalid")
+    await obey(own, finding)
+    assert (await look(own, "tables")).level is Level.OK
+
+
+async def test_messages_of_a_restore_that_nobody_counted(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_MANY", 10)
+    async with session(own) as connection:
+        await connection.execute(
+            "delete from pg_statistic where starelid = 'messages.message'::regclass"
+        )
+        await connection.execute(
+            "select pg_stat_reset_single_table_counters('messages.message'::regclass)"
+        )
+    # A session that ends says how much it has written; one that idles may take ten seconds.
+    async with session(own) as connection:
+        await connection.execute(
+            "select messages.publish_many('default', array_fill('1'::jsonb, '{20}'))"
+        )
+
+    async def is_seen() -> bool:
+        return "without statistics" in (await look(own, "autovacuum")).found
+
+    await until(is_seen, "the server has counted")
+    finding = await look(own, "autovacuum")
+    assert finding.level is Level.WARN
+    assert [step async for step in mend(own, [finding])] == ["analyze messages.message"]
+    await until_well(own, "autovacuum")
+    async with session(own) as connection:
+        await connection.execute("delete from messages.message")
+
+
+async def test_a_slot_of_a_reader_that_is_gone(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_MUCH_WAL", -1)
+    async with session(own) as connection:
+        await connection.execute("select pg_create_logical_replication_slot('left', 'pgoutput')")
+    finding = await look(own, "wal")
+    assert finding.found.startswith("replication slot left (abandoned) keeps ")
+    await obey(own, finding)
+    assert "slot" not in (await look(own, "wal")).found.partition(",")[0].replace("no slot", "")
+
+
+async def test_a_reader_of_another_database_holds_nothing_here(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity, "_MANY", -1)
+    async with session(with_database(own, "postgres")) as elsewhere:
+        pid = elsewhere.get_server_pid()
+        async with elsewhere.transaction(isolation="repeatable_read"):
+            await elsewhere.execute("select 1")
+            assert f"session {pid}" not in (await look(own, "snapshots")).found
+            await elsewhere.execute("select pg_current_xact_id()")
+            assert f"session {pid}" in (await look(own, "snapshots")).found
+
+
+@pytest.fixture
+def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Give the address of a server, by the name of this machine, which it has a certificate for."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("there is no openssl")
+    name = socket.gethostname()
+    # It is signed by itself.
+    subject = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
+    files: list[str | Path] = ["-keyout", tmp_path / "server.key", "-out", tmp_path / "server.crt"]
+    kind = [program, "req", "-new", "-x509", "-nodes", "-days", "1"]
+    subprocess.run([*kind, *subject, *files], check=True, capture_output=True)
+    # The wheel's knows no TLS.
+    monkeypatch.delenv("NOTIFYQ_TEST_ENGINE", raising=False)
+    with kept_server() as server:
+        server.start()
+        data = Folder(server.directory).data
+        for file in ("server.key", "server.crt"):
+            shutil.copy(tmp_path / file, data)
+            (data / file).chmod(0o600)
+            shutil.chown(data / file, data.stat().st_uid, data.stat().st_gid)
+        yield server.dsn.replace("127.0.0.1", name)
+
+
+async def test_a_way_that_others_can_read(certified: str, tmp_path: Path) -> None:
+    try:
+        finding = await look(certified, "tls")
+    except DatabaseUnavailableError:
+        pytest.skip("this machine does not find itself by its name")
+    assert finding.level is Level.WARN
+    assert "cross the network in the clear" in finding.found
+    try:
+        await obey(certified, finding)
+    except asyncpg.InvalidParameterValueError:
+        pytest.skip("this build of PostgreSQL knows no TLS")
+
+    async def is_on() -> bool:
+        return "in the clear" not in (await look(certified, "tls")).found
+
+    await until(is_on, "the server speaks TLS")
+    finding = await look(f"{certified}?sslmode=require", "tls")
+    assert finding.level is Level.WARN
+    assert "sslmode=require does not check" in finding.found
+    root = quote(str(tmp_path / "server.crt"), safe="")
+    checked = f"{certified}?sslmode=verify-full&sslrootcert={root}"
+    assert (await look(checked, "tls")).level is Level.OK
+
+
+async def test_a_server_that_runs_out_of_transaction_numbers(own: str, own_server: Server) -> None:
+    """As after 1.3 billion of them without a vacuum, in every database."""
+    assert (await look(own, "frozen")).level is Level.OK
+    await asyncio.to_thread(own_server.stop)
+    _age(own_server, 1_300_000_000)
+    await asyncio.to_thread(own_server.start)
+    own = own_server.dsn
+    async with session(own) as connection:
+        names = {row[0] for row in await connection.fetch("select datname from pg_database")}
+    mended = []
+    while (finding := await look(own, "frozen")).level is not Level.OK:
+        assert finding.level is Level.FAIL
+        assert "the whole server will stop taking writes" in finding.found
+        told = re.search(r"in database (\S+), is 1\d{9} transactions old", finding.found)
+        assert told is not None
+        mended.append(told[1])
+        allow = re.findall(r"alter database \S+ allow_connections \w+", finding.advice)
+        async with session(own) as connection:
+            for statement in allow[:1]:
+                await connection.execute(statement)
+            async with session(with_database(own, told[1])) as there:
+                assert finding.advice.count("vacuum (freeze)") == 1
+                await there.execute("vacuum (freeze)")
+            for statement in allow[1:]:
+                await connection.execute(statement)
+    assert mended[0] == "notifyq"
+    assert set(mended) == names
+
+
+def _age(server: Server, number: int) -> None:
+    """Have the next start of a server go on with this transaction number."""
+    folder = Folder(server.directory)
+    account = folder.account()
+    # One segment has the states of 2**20 transactions, two bits for each.
+    segment = folder.data / f"pg_xact/{number >> 20:04X}"
+    segment.write_bytes(bytes(2**18))
+    if account is not None:
+        shutil.chown(segment, account.uid, account.gid)
+    subprocess.run(
+        [reachable(server.binaries, account) / "pg_resetwal", "-x", str(number), folder.data],
+        user=account.uid if account else None,
+        group=account.gid if account else None,
+        extra_groups=[] if account else None,
+        env=clean_environment(),
+        cwd=folder.path,
+        check=True,
+        capture_output=True,
+    )

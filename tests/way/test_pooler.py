@@ -1,0 +1,232 @@
+"""Behind PgBouncer in transaction mode, which nobody has told of us."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from database import Connection, until
+from notifyq import App, ConfigurationError, DatabaseUnavailableError
+from notifyq.config import with_database
+from notifyq.database import Database, connect
+from notifyq.doctor import Level, examine
+from notifyq.events import ListenerConnected, ListenerDeaf, ListenerLost, MessageFinished
+from notifyq.route import Route
+from poolers import Pooler, pooler
+from worker.running import Events, statuses, working
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+@pytest.fixture
+def bouncer(database: str) -> Iterator[Pooler]:
+    """Give a pooler of transactions with three sessions of the server."""
+    with pooler(database, default_pool_size="3") as running:
+        yield running
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+@pytest.fixture
+async def beside(bouncer: Pooler, database: str) -> AsyncIterator[App]:
+    """Give an App behind the pooler that listens beside it."""
+    app = App(bouncer.dsn, listen_dsn=database, retry_for=30)
+    yield app
+    await app.close()
+
+
+@pytest.fixture
+async def behind(bouncer: Pooler) -> AsyncIterator[App]:
+    """Give an App that reaches the server through the pooler only."""
+    app = App(bouncer.dsn, retry_for=30)
+    yield app
+    await app.close()
+
+
+LEFT = """
+    select count(*) from pg_locks where locktype = 'advisory'
+      and database = (select oid from pg_database where datname = current_database())
+"""
+
+
+async def test_with_a_direct_address_to_listen_at_the_bell_comes_at_once(
+    beside: App, events: Events
+) -> None:
+    beside.handler("q")(lambda n: 2 * n)
+    async with working(beside, events):  # which polls once a minute
+        took = []
+        for number in range(20):
+            began = time.monotonic()
+            handle = await beside.publish("q", number)
+            assert await handle.result(timeout=20) == 2 * number
+            took.append(time.monotonic() - began)
+    assert not events.of(ListenerDeaf)
+    assert sorted(took)[10] < 0.5
+
+
+async def test_without_one_a_worker_polls_and_says_so_once(
+    behind: App, bouncer: Pooler, events: Events, connection: Connection
+) -> None:
+    behind.handler("q")(lambda n: n)
+
+    @behind.subscriber("orders", "warehouse")
+    async def keep(_event: str) -> None:
+        return
+
+    async with working(behind, events, poll=0.1):
+        await events.wait(ListenerDeaf)
+        handle = await behind.publish("q", 1)
+        assert await handle.result(timeout=20) == 1
+        bouncer.kill()
+        await events.wait(ListenerLost)
+        bouncer.start()
+        await events.wait(ListenerConnected, again=True)
+        handle = await behind.publish("q", 2)
+        assert await handle.result(timeout=20) == 2
+    assert len(events.of(ListenerDeaf)) == 1
+    assert await connection.fetchval(LEFT) == 0
+
+
+async def test_what_a_worker_does_is_done_through_the_pooler(
+    beside: App, events: Events, connection: Connection
+) -> None:
+    seen: list[Any] = []
+    await connection.execute("create table ledger (entry integer)")
+
+    @beside.handler("ledger", transactional=True)
+    async def book(entry: int, connection: asyncpg.Connection) -> None:
+        await connection.execute("insert into ledger values ($1)", entry)
+
+    @beside.handler("slow", lock_timeout=1)
+    async def slow(n: int) -> int:
+        await asyncio.sleep(1.5)  # the lock must be extended meanwhile
+        return n
+
+    @beside.subscriber("orders", "warehouse")
+    async def keep(event: str) -> None:
+        seen.append(event)
+
+    async with working(beside, events):
+        waited = await beside.publish("slow", 5)
+        await beside.publish_many("ledger", [1, 2, 3])
+        await beside.publish_many("orders", ["a", "b"])
+        assert await waited.result(timeout=20) == 5
+        await events.wait(MessageFinished, 3, queue="ledger", status="success")
+
+        async def both() -> bool:
+            return seen == ["a", "b"]
+
+        await until(both, "the subscriber has both")
+    assert await connection.fetchval("select array_agg(entry order by entry) from ledger") == [
+        1,
+        2,
+        3,
+    ]
+    assert await statuses(connection) == {"success": 4}
+    assert await connection.fetchval(LEFT) == 0
+
+
+async def test_calls_of_many_on_few_sessions_get_their_own_answers(bouncer: Pooler) -> None:
+    """Prepared statements of one would else be those of another."""
+    databases = [Database(bouncer.dsn) for _ in range(4)]
+
+    async def ask(number: int) -> None:
+        database = databases[number % 4]
+        # As many statements as there are calls, each with a result of its own kind.
+        row = await database.fetch(f"select $1::integer as a{number}, {number}::text as b", number)
+        assert dict(row[0]) == {f"a{number}": number, "b": str(number)}
+
+    try:
+        await asyncio.gather(*(ask(number) for number in range(200)))
+    finally:
+        for database in databases:
+            await database.close()
+
+
+async def persisting(app: App, number: int) -> int:
+    """Publish until it is acknowledged; the key makes that once."""
+    while True:
+        try:
+            return await app.publish("q", number, dedup_key=str(number))
+        except DatabaseUnavailableError:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_killed_pooler_loses_nothing(
+    beside: App, bouncer: Pooler, events: Events, connection: Connection
+) -> None:
+    beside.handler("q")(lambda n: n)
+    async with working(beside, events, poll=1):
+        acknowledged = []
+        for number in range(30):
+            if number == 15:
+                bouncer.kill()
+                asyncio.get_running_loop().call_later(0.3, bouncer.start)
+            acknowledged.append(await persisting(beside, number))
+
+        async def all_done() -> bool:
+            return (await statuses(connection)).get("success", 0) == 30
+
+        await until(all_done, "all are handled", seconds=20)
+    assert len(set(acknowledged)) == 30
+
+
+async def test_parameters_that_it_ignores_and_hosts_that_are_asked_for_more(database: str) -> None:
+    """Asking a host whether it is the primary takes a statement before anything is known."""
+    ignored = "default_transaction_isolation, statement_timeout"
+    with pooler(database, ignore_startup_parameters=ignored, default_pool_size="1") as bouncer:
+        routes = [
+            Route(f"{bouncer.dsn}?target_session_attrs=read-write", name="test") for _ in range(3)
+        ]
+        for route in routes:
+            for _ in range(2):
+                connection = await connect(bouncer.dsn, route=route)
+                assert await connection.fetchval("select 1") == 1
+                await connection.close()
+            assert route.way is not None
+            assert route.way.is_pooled
+            assert not route.way.keeps_statements
+
+
+async def test_settings_that_it_keeps_from_sessions_are_told_of(
+    bouncer: Pooler, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = await connection.fetchval("select current_database()")
+    await connection.execute(f'alter database "{name}" set statement_timeout = 77')
+    with caplog.at_level(logging.WARNING):
+        await (await connect(bouncer.dsn)).close()
+    assert "statement_timeout not 0: set both for this user" in caplog.text
+
+
+async def test_a_listen_dsn_of_another_database_is_refused(
+    bouncer: Pooler, server: str, events: Events
+) -> None:
+    app = App(bouncer.dsn, listen_dsn=with_database(server, "postgres"))
+    app.handler("q")(lambda n: n)
+    with pytest.raises(ConfigurationError, match="the listen DSN leads to another database"):
+        async with asyncio.timeout(20):
+            await app.work(app.worker(sink=events))
+
+
+async def test_the_doctor_names_the_pooler_and_trusts_the_direct_address(
+    bouncer: Pooler, database: str
+) -> None:
+    async def bell(listen_dsn: str | None) -> Any:
+        return {name: it async for name, it in examine(bouncer.dsn, listen_dsn=listen_dsn)}["bell"]
+
+    found = await bell(None)
+    assert found.level is Level.WARN
+    assert "pooler in transaction mode" in found.found
+    assert "NOTIFYQ_LISTEN_DSN" in found.advice
+    found = await bell(database)
+    assert found.level is Level.OK
+    assert (await bell(with_database(database, "postgres"))).level is Level.FAIL
