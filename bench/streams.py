@@ -106,6 +106,8 @@ class Stream:
         self.name = name
         self.read = dict.fromkeys(SUBSCRIBERS, 0)
         """Events that each subscriber has finished."""
+        self.failures: list[Exception] = []
+        """Why subscribers have ended."""
 
     def text(self, statement: str, **given: object) -> str:
         """Return a statement with its names put in."""
@@ -160,9 +162,13 @@ class Stream:
         async with self.place.connect() as connection:
             if attends and self.feed.attend and subscriber == SUBSCRIBERS[0]:
                 await connection.fetchval(self.feed.attend, self.name)
-            while True:
-                await self.read_batch(connection, subscriber)
-                await asyncio.sleep(_PACE)
+            try:
+                while True:
+                    await self.read_batch(connection, subscriber)
+                    await asyncio.sleep(_PACE)
+            except Exception as error:
+                self.failures.append(error)
+                raise
 
     async def read_batch(self, connection: asyncpg.Connection[Any], subscriber: str) -> list[Any]:
         """Take one batch, fetch and finish it; return its events."""
@@ -179,6 +185,8 @@ class Stream:
         deadline = time.monotonic() + patience
         names = SUBSCRIBERS[:subscribers]
         while any(self.read[name] < number for name in names):
+            if self.failures:
+                raise self.failures[0]
             if time.monotonic() > deadline:
                 break
             await asyncio.sleep(0.02)

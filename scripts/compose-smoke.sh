@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 # A project and a port of its own: a stack that a developer has running is neither used nor removed.
 export COMPOSE_PROJECT_NAME=notifyqsmoke$$
 export NOTIFYQ_DB_PORT=
+export NOTIFYQ_DASHBOARD_PORT=
 
 clean_up() {
   local status=$?
@@ -42,7 +43,12 @@ within() {
 compose() { docker compose --progress quiet "$@"; }
 sql() { docker compose exec -T db psql -X -qAt -v ON_ERROR_STOP=1 -d notifyq -c "$1"; }
 holds() { [[ $(sql "select $1" 2>/dev/null) == t ]]; }
-container() { docker inspect --format "$2" "$(docker compose ps --all --quiet "$1")"; }
+# Of a service, or with a number of one of its containers.
+container() {
+  local name=$COMPOSE_PROJECT_NAME-${1%.*}-1
+  [[ $1 != *.* ]] || name=$COMPOSE_PROJECT_NAME-${1/./-}
+  docker inspect --format "$2" "$name"
+}
 
 # Every message of this script is a word of its own, so that no check can see another's message.
 insert() { sql "insert into messages.message (message) values ('[\"$1\"]')"; }
@@ -53,9 +59,18 @@ archived() {
 publish() { docker compose exec -T worker notifyq publish "$@" >/dev/null; }
 healthy() { [[ $(container "$1" '{{.State.Health.Status}}') == healthy ]]; }
 restarted() { healthy worker && [[ $(container worker '{{.RestartCount}}') -gt 0 ]]; }
+# One statement for each: both workers hear each bell.
+both_have_handled() {
+  local text
+  text=$(printf "insert into messages.message (message) values ('[%d]');\n" {1..50})
+  docker compose exec -T db psql -X -q -v ON_ERROR_STOP=1 -d notifyq <<<"$text"
+  holds "(select count(distinct split_part(handled_by, ':', 1)) = 2 from messages.message_archive)"
+}
 logged() { [[ $(docker compose logs --no-color "$1") == *"$2"* ]]; }
 runs_as_user() { [[ $(docker compose exec -T "$1" id -u) != 0 ]]; }
-on_loopback() { [[ $(docker compose port db 5432) == 127.0.0.1:* ]]; }
+on_loopback() { [[ $(docker compose port "$1" "$2") == 127.0.0.1:* ]]; }
+# A stranger is asked for the password, a wrong one is refused, the right one leads in.
+dashboard_lets_in() { docker compose exec -T dashboard python3 - "$1" <scripts/dashboard-login.py; }
 
 refuses_wrong_password() {
   local said
@@ -74,11 +89,13 @@ kill_worker() {
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
+check 'the profile for monitoring is sound' docker compose --profile monitoring config -q
 check 'build' compose build
-check 'start, all three healthy' compose up -d --wait --wait-timeout 120
-check 'the database listens on the loopback only' on_loopback
+check 'start, all five healthy' compose up -d --wait --wait-timeout 240
+check 'the database listens on the loopback only' on_loopback db 5432
+check 'the dashboard listens on the loopback only' on_loopback dashboard 8080
 check 'the database refuses a wrong password' refuses_wrong_password
-for service in db worker dead; do
+for service in db worker dead dashboard; do
   check "$service does not run as root" runs_as_user "$service"
 done
 
@@ -86,6 +103,9 @@ check 'publish from the command line' publish default '{"hello": "compose"}'
 check '  archived as success' within 30 archived '{"hello": "compose"}' success
 check 'publish by INSERT in psql' insert hello
 check '  archived as success' within 30 archived '["hello"]' success
+
+check 'two workers share the work' within 30 both_have_handled
+check 'the dashboard asks for a password, and lets in who has it' dashboard_lets_in notifyq
 
 check 'publish a message that is rejected' publish default '{"reject": "as told"}'
 check '  archived as rejected' within 30 archived '{"reject": "as told"}' rejected
@@ -102,7 +122,7 @@ check 'pg_cron ran a job' within 75 \
 check 'restart the database' compose restart db
 check 'publish once it answers' within 60 insert after-restart 2>/dev/null
 check '  archived as success' within 60 archived '["after-restart"]' success
-for service in db worker dead; do
+for service in db worker.1 worker.2 dead dashboard; do
   check "  $service is healthy" within 60 healthy "$service"
 done
 
