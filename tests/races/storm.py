@@ -50,6 +50,9 @@ _MISSING = """
       select id from storm.published order by 1) as unknown
     from unnest($1::text[]) as u (name)
 """
+_MEMBERS = ["member 1", "member 2", "member 3"]
+_PATIENCE = 60.0
+"""Seconds after the storm in which what is left must be read."""
 _GONE = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
@@ -85,12 +88,12 @@ class Storm:
             for name in READERS:
                 await value(session, "subscribe", stream="s", subscriber=name)
         self._ends_at = time.monotonic() + seconds
-        members = [f"member {n}" for n in range(3)]
         async with asyncio.TaskGroup() as group:
-            for name in READERS:
-                for member in members if name == "team" else [None]:
-                    group.create_task(self._read(name, member))
+            self._read_all(group)
             group.create_task(self._publish_all())
+        # Readers publish, too: what one of them committed last, another may have left unread.
+        async with asyncio.TaskGroup() as group:
+            self._read_all(group)
 
     async def wrong(self) -> dict[str, str]:
         """What is wrong with the accounts, by subscriber."""
@@ -101,6 +104,11 @@ class Storm:
             for row in found
             if row["lost"] or row["unknown"]
         }
+
+    def _read_all(self, group: asyncio.TaskGroup) -> None:
+        for name in READERS:
+            for member in _MEMBERS if name == "team" else [None]:
+                group.create_task(self._read(name, member))
 
     async def _publish_all(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -203,14 +211,12 @@ class Storm:
         self.counts["transaction"] += 1
 
     async def _read(self, subscriber: str, member: str | None) -> None:
-        """Take batch after batch until all that was published is finished."""
-        dice, is_last = self._dice(), False
-        patience = 0
-        while True:
+        """Take batch after batch until all that was published is finished, or for too long."""
+        dice = self._dice()
+        while not await self._is_read(subscriber):
             with contextlib.suppress(*_GONE):
                 async with self._session() as session:
-                    while True:
-                        is_last = self._is_published
+                    while not await self._is_read(subscriber):
                         try:
                             found = await self._read_one(session, dice, subscriber, member)
                         except (*_GONE, asyncpg.PostgresError) as error:
@@ -220,10 +226,15 @@ class Storm:
                             await session.execute("rollback")
                             continue
                         if found is None:
-                            patience = patience + 1 if is_last else 0
-                            if patience > 20:
-                                return
-                            await asyncio.sleep(0.01 if is_last else dice.random() / 50)
+                            await asyncio.sleep(dice.random() / 50)
+
+    async def _is_read(self, subscriber: str) -> bool:
+        """Whether a reader is done: then, or never where something was lost, the accounts tell."""
+        if not self._is_published:
+            return False
+        if time.monotonic() > self._ends_at + _PATIENCE:
+            return True
+        return subscriber not in await self.wrong()
 
     async def _read_one(
         self, session: Connection, dice: random.Random, subscriber: str, member: str | None
