@@ -20,10 +20,10 @@ create or replace function messages._predecessors(after bigint[], on_failure tex
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
-  set lock_timeout = '200ms'
 as $$
 declare
   v_live bigint[];
+  v_busy bigint;
   v_queues text[];
   v_ended messages.dependency[];
   v_ended_queues text[];
@@ -45,16 +45,30 @@ begin
         select m.id, m.queue from messages.message as m
         where m.id = any (_predecessors.after)
         order by m.id
-        for key share
+        for key share skip locked
       )
       select coalesce(array_agg(l.id), '{}'), coalesce(array_agg(distinct l.queue), '{}')
       into v_live, v_queues
       from locked as l;
-      exit;
+      v_rest := array(
+        select u.id from unnest(_predecessors.after) as u (id)
+        except
+        select l.id from unnest(v_live) as l (id)
+      );
+      v_busy := (select min(m.id) from messages.message as m where m.id = any (v_rest));
+      exit when v_busy is null;
+      raise exception 'let go';
     exception
-      -- A finisher holds what it ends before it comes to what waits for that, so it may wait for
-      -- us. We let go of all and begin again; a worker should not fail for a publisher.
-      when lock_not_available then
+      when raise_exception then
+        null;
+    end;
+    -- A finisher holds what it ends before it comes to what waits for that: whoever waits for it
+    -- must hold none, or some publisher or other holds, time and again, what it comes to.
+    begin
+      perform from messages.message as m where m.id = v_busy for key share;
+      raise exception 'let go';
+    exception
+      when raise_exception then
         null;
     end;
   end loop;
@@ -64,11 +78,6 @@ begin
       'make the queue durable'
     );
   end if;
-  v_rest := array(
-    select u.id from unnest(_predecessors.after) as u (id)
-    except
-    select l.id from unnest(v_live) as l (id)
-  );
   -- Afterwards: one that ended while we waited for its lock is in the archive.
   select
     coalesce(

@@ -25,12 +25,13 @@ create or replace function messages._lock_dependents(
   set lock_timeout = '200ms'
 as $$
 declare
+  v_waiting bigint[];
   v_locked bigint[];
   v_tries integer := 0;
 begin
   loop
     begin
-      v_locked := null;
+      v_locked := '{}';
       loop
         with recursive doomed (id, cause) as (
           select d.message_id, u.id
@@ -49,26 +50,27 @@ begin
         select coalesce(array_agg(o.id order by o.id), '{}'), array_agg(o.cause order by o.id)
         into _lock_dependents.doomed, _lock_dependents.causes
         from (select d.id, min(d.cause) as cause from doomed as d group by d.id) as o;
+        v_waiting := array(
+          select distinct d.message_id from messages.dependency as d
+          where d.after_id = any (_lock_dependents.ids || _lock_dependents.doomed)
+            and d.status is null
+          order by d.message_id
+        );
         -- What is locked gets nobody any more who waits for it; but meanwhile it may have.
-        exit when _lock_dependents.doomed = v_locked;
+        exit when v_waiting = v_locked;
         perform from messages.message as m
-        where m.id = any (
-          array(
-            select d.message_id from messages.dependency as d
-            where d.after_id = any (_lock_dependents.ids || _lock_dependents.doomed)
-              and d.status is null
-          )
-        )
+        where m.id = any (v_waiting)
         order by m.id
         for update;
-        v_locked := _lock_dependents.doomed;
+        v_locked := v_waiting;
       end loop;
       exit;
     exception
-      -- Whoever holds one of them may wait for another that we hold: begin again without any.
+      -- Those that came later may be older than what is locked: begin again without any, as
+      -- whoever holds them may wait for those.
       when lock_not_available then
         v_tries := v_tries + 1;
-        -- What was locked before this function is kept: the server is to find who waits in a ring,
+        -- What the transaction locked before is kept: the server is to find who waits in a ring,
         -- for which one must wait longer than its deadlock_timeout.
         if v_tries >= 10 then
           perform set_config('lock_timeout', '0', true);

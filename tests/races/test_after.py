@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 
 from database import publish, rows, until_blocked, value
@@ -101,6 +102,51 @@ async def test_an_end_that_rolls_back_was_none(connection: Connection) -> None:
     await finish(connection, first, "failed")
     await transaction.rollback()
     assert await states(connection) == {first: "locked", id_: "scheduled"}
+
+
+async def test_a_finisher_is_not_kept_waiting_by_those_who_wait_for_it(
+    connection: Connection, connect: Connect
+) -> None:
+    (first,) = await publish(connection, 1)
+    following = await after(connection, [first])
+    (second,) = await publish(connection, 1)
+    await rows(connection, "claim", quantity=2)
+    observer = await connect()
+    async with asyncio.timeout(20):
+        async with connection.transaction():
+            await finish(connection, second)
+            others = [await connect() for _ in range(6)]
+            # Each wants what the end of the first message comes to, and waits for the second.
+            publishing = [
+                asyncio.ensure_future(after(other, [following, second])) for other in others
+            ]
+            for other in others:
+                await until_blocked(observer, other)
+            await finish(connection, first)
+        await asyncio.gather(*publishing)
+    assert (await states(connection))[following] == "waiting"
+
+
+async def test_two_transactions_that_end_messages_crosswise_are_told_of_their_ring(
+    connection: Connection, connect: Connect
+) -> None:
+    other = await connect()
+    first, second, third, fourth = await publish(connection, 4)
+    await after(connection, [first, fourth])
+    await after(connection, [second, third])
+    await rows(connection, "claim", quantity=4)
+    both = connection.transaction(), other.transaction()
+    for transaction in both:
+        await transaction.start()
+    await finish(connection, first)
+    await finish(other, second)
+    async with asyncio.timeout(20):
+        ended = await asyncio.gather(
+            finish(connection, third), finish(other, fourth), return_exceptions=True
+        )
+    assert [type(error) for error in ended if error] == [asyncpg.DeadlockDetectedError]
+    for transaction in both:
+        await transaction.rollback()
 
 
 async def test_a_graph_that_is_built_while_it_runs_ends_and_leaves_nothing(
