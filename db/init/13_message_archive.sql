@@ -44,6 +44,10 @@ create index if not exists message_archive_queue_archived_at_idx
   on messages.message_archive (queue, archived_at);
 create index if not exists message_archive_dead_archived_at_idx
   on messages.message_archive (archived_at) where status <> 'success';
+-- Of one queue, and counted without a look at the rows.
+create index if not exists message_archive_dead_queue_archived_at_id_idx
+  on messages.message_archive (queue, archived_at, id) include (status, subscriber)
+  where status <> 'success';
 create index if not exists message_archive_dead_xid_idx
   on messages.message_archive (xid) where status <> 'success';
 

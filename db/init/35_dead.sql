@@ -3,7 +3,8 @@
 -- owns:    messages.dead_message
 -- writes:  messages.message, messages.redrive, messages.message_archive and
 --          messages.attempt (dead_delete)
--- calls:   messages._check_quantity, messages._redirect, messages._deliver_again
+-- calls:   messages._check_quantity, messages._dead_of, messages._redirect,
+--          messages._deliver_again
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ020 stream not found, NQ021
 --          subscription not found
 
@@ -34,12 +35,20 @@ create or replace function messages.dead_list(
 as $$
 begin
   perform messages._check_quantity(dead_list.quantity, 10000);
+  if dead_list.queue is not null then
+    return query
+    select d.*
+    from messages._dead_of(
+      queue, null, subscriber, '-infinity', false, dead_list.quantity, dead_list.skip
+    ) as d;
+    return;
+  end if;
   return query
   select d.*
   from messages.dead_message as d
-  where (dead_list.queue is null or d.queue = dead_list.queue)
-    and (dead_list.subscriber is null or d.subscriber = dead_list.subscriber)
-    and not exists (select from messages.redrive as r where r.archive_id = d.id)
+  where (dead_list.subscriber is null or d.subscriber = dead_list.subscriber)
+    -- `offset 0`: one look for each, however few had been published again for the plan.
+    and not exists (select from messages.redrive as r where r.archive_id = d.id offset 0)
   order by d.archived_at desc, d.id desc
   limit dead_list.quantity
   offset dead_list.skip;
@@ -63,16 +72,29 @@ create or replace function messages.dead_count(
   set enable_seqscan = off
   set enable_bitmapscan = off
   set enable_sort = off
+  -- All that were published again are read once, not looked for one by one.
+  set enable_nestloop = off
   set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 begin
+  -- An index has all that is asked for.
+  if dead_count.queue is null then
+    return (
+      select count(*)
+      from messages.message_archive as k
+      where k.status <> 'success'
+        and (dead_count.subscriber is null or k.subscriber = dead_count.subscriber)
+        and not exists (select from messages.redrive as r where r.archive_id = k.id)
+    );
+  end if;
   return (
     select count(*)
-    from messages.dead_message as d
-    where (dead_count.queue is null or d.queue = dead_count.queue)
-      and (dead_count.subscriber is null or d.subscriber = dead_count.subscriber)
-      and not exists (select from messages.redrive as r where r.archive_id = d.id)
+    from messages.message_archive as k
+    where k.status <> 'success'
+      and k.queue = dead_count.queue
+      and (dead_count.subscriber is null or k.subscriber = dead_count.subscriber)
+      and not exists (select from messages.redrive as r where r.archive_id = k.id offset 0)
   );
 end;
 $$;

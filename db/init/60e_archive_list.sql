@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._check_quantity, messages._archived_queues
+-- calls:   messages._check_quantity, messages._dead_of, messages._archived_queues
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.archive_list(
@@ -26,13 +26,19 @@ declare
   v_since timestamptz := coalesce(since, '-infinity'::timestamptz);
 begin
   perform messages._check_quantity(archive_list.quantity, 100000);
-  if status <> 'success' then
+  if status <> 'success' and archive_list.queue is not null then
+    return query
+    select a.*
+    from messages._dead_of(
+      queue, status, null, v_since, true, archive_list.quantity, 0
+    ) as a;
+    return;
+  elsif status <> 'success' then
     return query
     select a.*
     from messages.message_archive as a
     where a.status <> 'success'
       and a.status = archive_list.status
-      and (archive_list.queue is null or a.queue = archive_list.queue)
       and a.archived_at >= v_since
     order by a.archived_at desc, a.id desc
     limit archive_list.quantity;

@@ -7,6 +7,31 @@
 -- calls:   nothing
 -- raises:  nothing
 
+-- The dead of one queue: first, while nothing else waits for it. Nobody writes to days that are
+-- past, so that finishes are held up only while the index of today is made.
+do $$
+declare
+  v_day regclass;
+begin
+  for v_day in
+    select i.inhrelid::regclass
+    from pg_inherits as i
+    join pg_class as c on c.oid = i.inhrelid
+    where i.inhparent = 'messages.message_archive'::regclass
+      and c.relname < 'message_archive_' || to_char(now() at time zone 'UTC', 'YYYYMMDD')
+    order by c.relname
+  loop
+    execute format(
+      'create index on %s (queue, archived_at, id) include (status, subscriber) '
+      'where status <> ''success''', v_day
+    );
+  end loop;
+end;
+$$;
+create index message_archive_dead_queue_archived_at_id_idx
+  on messages.message_archive (queue, archived_at, id) include (status, subscriber)
+  where status <> 'success';
+
 -- Workers: who works here now, and the rows in which functions report how the installation is.
 create table messages.worker (
   started_at timestamptz not null,

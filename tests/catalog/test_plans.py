@@ -425,11 +425,16 @@ READS = {
     "archive_list": ("select * from messages.archive_list(quantity => 10)", 60),
     "archive_list of a queue": ("select * from messages.archive_list('default', null, 10)", 20),
     "archive_list of dead": ("select * from messages.archive_list(null, 'failed', 10)", 20),
+    "archive_list of dead of a queue": (
+        "select * from messages.archive_list('q3', 'failed', 10)",
+        0,
+    ),
     "archive_find": ("select * from messages.archive_find(77)", 1),
     "dead_list": ("select * from messages.dead_list(quantity => 10)", 20),
-    "dead_list of a queue": ("select * from messages.dead_list('q1', 10)", 120),
+    "dead_list of a queue": ("select * from messages.dead_list('q1', 10)", 22),
+    "dead_list of a queue of which none died": ("select * from messages.dead_list('q3', 10)", 0),
     "dead_count": ("select messages.dead_count()", 200),
-    "dead_count of a queue": ("select messages.dead_count('q1')", 200),
+    "dead_count of a queue": ("select messages.dead_count('q1')", 29),
     "queue_list": ("select * from messages.queue_list()", 0),
 }
 
@@ -447,7 +452,7 @@ async def test_reading_the_archive_does_not_grow_with_it(
         )
         select n, t, t, t, 1, 0, 1,
           (case n % 100 when 0 then 'failed' else 'success' end)::messages.message_status,
-          case n % 7 when 0 then 'q1' when 1 then 'q2' else 'default' end, '1', '{}'
+          case when n % 7 = 0 then 'q1' when n % 10 = 1 then 'q3' else 'default' end, '1', '{}'
         from generate_series(1, 20000) as g (n),
           lateral (select now() - interval '10 seconds' * n) as w (t);
         select messages._make_partitions();
