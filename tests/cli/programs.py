@@ -72,7 +72,7 @@ class Notifyq:
         given = {} if self.dsn is None else {"NOTIFYQ_DSN": self.dsn}
         request = {
             "args": [os.fsencode(a if isinstance(a, bytes) else str(a)).hex() for a in args],
-            "env": environment(**given, **(env or {})),
+            "env": environment(**{**given, **(env or {})}),
             "files": self._files.name,
             "folder": str(folder or files),
         }

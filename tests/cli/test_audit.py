@@ -8,10 +8,28 @@ import socket
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from cli.test_listing import archive
+from cli.test_refusals import with_login
+from database import session
+from notifyq.masks import Masks, redacted
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
     from cli.programs import Notifyq
+
+
+APP = """
+from notifyq import App
+
+app = App()
+
+@app.cron("@daily", name="daily", queue="of the app")
+async def clean_up(): ...
+"""
 
 
 def noted(notifyq: Notifyq, *options: str) -> list[tuple[str, str, Any]]:
@@ -77,7 +95,7 @@ def test_what_is_done_to_messages_is_noted_without_their_payloads(
     assert [
         (action, details["found"], details["done"])
         for action, subject, details in rows
-        if subject == group["fingerprint"]
+        if details and details.get("fingerprint") == group["fingerprint"]
         # The cancelled one was rejected, too, and the first of the two before.
     ] == [("dead.retry", 1, 1), ("dead.delete", 4, 4)]
 
@@ -87,7 +105,7 @@ def archive_of(dsn: str, queue: str, quantity: int) -> list[int]:
 
 
 def test_what_is_done_to_streams_schedules_and_the_archive_is_noted(
-    notifyq: Notifyq, queue: str
+    notifyq: Notifyq, queue: str, tmp_path: Path
 ) -> None:
     run = notifyq.good
     run("stream", "create", "s")
@@ -102,6 +120,7 @@ def test_what_is_done_to_streams_schedules_and_the_archive_is_noted(
     run("stream", "drop", "s")
     assert noted(notifyq, "--action", "stream") == [
         ("stream.create", "s", {"changed": True}),
+        ("stream.subscribe", "s w", {"position": "last", "changed": True}),
         ("stream.pause", "s", {"changed": True}),
         ("stream.resume", "s", {"changed": True}),
         ("stream.alter", "s", {"max_events": 7, "changed": True}),
@@ -116,6 +135,13 @@ def test_what_is_done_to_streams_schedules_and_the_archive_is_noted(
     run("schedules", "enable", "n")
     id_ = int(run("schedules", "run", "n").out)
     run("schedules", "remove", "n")
+    (tmp_path / "timed.py").write_text(APP)
+    for _ in range(2):
+        run("schedules", "apply", "timed:app", folder=tmp_path)
+    assert noted(notifyq, "--action", "schedule.apply") == [
+        ("schedule.apply", "timed:app", {"queues": ["of the app"], "schedules": ["daily"]}),
+        ("schedule.apply", "timed:app", {"queues": [], "schedules": []}),
+    ]
     assert noted(notifyq, "--subject", "n") == [
         ("schedule.add", "n", {"cron": "@daily", "queue": queue, "changed": True}),
         ("schedule.disable", "n", {"changed": True}),
@@ -141,3 +167,43 @@ def test_the_audit_says_who_and_from_where(notifyq: Notifyq, queue: str) -> None
     assert run("audit", "--since", soon).out == "nobody has changed anything\n"
     assert run("audit", "--since", row["acted_at"], "--subject", queue, "--json").data == [row]
     assert run("audit", "--actor", "nobody").out == "nobody has changed anything\n"
+
+
+@pytest.fixture
+async def worker(server: str, shared_database: str) -> AsyncIterator[str]:
+    """Give the address of the database for a user who may do what workers may."""
+    async with session(server) as admin:
+        await admin.execute("create role test_hand login password 'x' in role notifyq_worker")
+        yield with_login(shared_database, "test_hand:x")
+        await admin.execute("drop role test_hand")
+
+
+def test_who_has_no_part_in_the_audit_subscribes_without_it(notifyq: Notifyq, worker: str) -> None:
+    notifyq.good("stream", "create", "open")
+    mine = ("stream", "subscribe", "open", "mine")
+    assert notifyq.good(*mine, env={"NOTIFYQ_DSN": worker}).out == "subscribed mine to open\n"
+    assert noted(notifyq, "--subject", "open mine") == []
+    notifyq.good(*mine)
+    assert noted(notifyq, "--subject", "open mine") == [
+        ("stream.subscribe", "open mine", {"position": "last", "changed": False})
+    ]
+
+
+def test_what_is_hidden_of_errors_is_hidden_in_the_audit(
+    notifyq: Notifyq, shared_database: str
+) -> None:
+    queue = "hushed"
+    notifyq.good("queues", "create", queue)
+    for details in ("KeyError: 4711", "ValueError: no 4000-1234"):
+        asyncio.run(archive(shared_database, queue, 2, details=details))
+    groups = notifyq.good("dead", "groups", "--queue", queue, "--json").data
+    chosen = [it["fingerprint"] for it in groups]
+    assert len(chosen) == 2
+    for mask, fingerprint in zip(("", "card"), chosen, strict=True):
+        delete = ("dead", "delete", "--queue", queue, "--fingerprint", fingerprint)
+        notifyq.good(*delete, env={"NOTIFYQ_MASK": mask})
+    [open_, masked] = noted(notifyq, "--subject", queue, "--action", "dead.delete")
+    assert open_[2]["fingerprint"] == chosen[0]
+    assert masked[2]["fingerprint"] == redacted(chosen[1], Masks(("card",)), None)
+    [shown, _] = noted(notifyq, "--subject", queue, "--action", "dead", "--mask", "card")
+    assert shown[2]["fingerprint"] == redacted(chosen[0], Masks(("card",)), None) != chosen[0]

@@ -161,6 +161,11 @@ async def test_what_is_mended(database: str, connection: Connection) -> None:
     done = [step async for step in mend(database, seen.values())]
     assert done == steps(seen.values())
     assert done[-1] == "notifyq init"
+    # Also what was done before the function that notes it was back.
+    noted = await connection.fetch(
+        "select subject from messages.audit where action = 'doctor.fix' order by id"
+    )
+    assert [row["subject"] for row in noted] == [it[:1000] for it in done]
     after = await found(database)
     assert {name: it.level for name, it in after.items()} == {
         name: it.level for name, it in before.items()

@@ -32,6 +32,15 @@ def catalog(dsn: str) -> list[str]:
     return asyncio.run(read())
 
 
+def noted(dsn: str) -> list[tuple[str, dict[str, int | None]]]:
+    async def read() -> list[tuple[str, dict[str, int | None]]]:
+        async with session(dsn) as connection:
+            rows = await connection.fetch("select * from messages.audit order by id")
+            return [(row["action"], row["details"]) for row in rows]
+
+    return asyncio.run(read())
+
+
 def place(dsn: str) -> str:
     return dsn.rpartition("/")[2].partition("?")[0] + " on "
 
@@ -65,6 +74,7 @@ def test_init_tells_what_it_did(empty_database: str, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert out.startswith(f"version {SCHEMA_VERSION} already installed in {place(empty_database)}")
     assert out.endswith(", nothing changed\n")
+    assert noted(empty_database) == [("schema.init", {"before": None, "version": SCHEMA_VERSION})]
 
 
 def test_migrate_tells_what_it_did(version_1: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +89,7 @@ def test_migrate_tells_what_it_did(version_1: str, capsys: pytest.CaptureFixture
     assert report["is_changed"] is False
     assert report["notices"] == [NOTE.removeprefix("notifyq: ").strip()]
     assert report["files"] == [str(path) for path in migrate.plan(SCHEMA_VERSION)]
+    assert noted(version_1) == [("schema.migrate", {"before": 1, "version": SCHEMA_VERSION})]
 
 
 def test_a_dry_run_lists_files_and_changes_nothing(

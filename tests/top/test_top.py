@@ -167,12 +167,14 @@ async def test_what_is_changed_is_asked_for_and_noted(
         await pilot.press("y")
         await see(pilot, "3 dead messages of mail are published again")
     assert await connection.fetchval("select messages.dead_count()") == 0
-    noted = await connection.fetch("select action, subject from messages.audit order by id")
-    assert [row["action"] for row in noted] == [
-        "queue.pause",
-        "queue.resume",
-        "dead.retry",
-        "dead.retry",
+    noted = await connection.fetch(
+        "select action, subject, details ->> 'fingerprint' from messages.audit order by id"
+    )
+    assert [tuple(row) for row in noted] == [
+        ("queue.pause", "billing", None),
+        ("queue.resume", "billing", None),
+        ("dead.retry", "those found", "TimeoutError: bank <n> did not answer"),
+        ("dead.retry", "mail", None),
     ]
 
 
@@ -203,6 +205,13 @@ async def test_what_is_hidden_is_hidden_on_every_screen(
             seen += [await see(pilot, "Retry this dead message?")]
             await pilot.press("n", "enter")
             seen += [await see(pilot, "dead: ValueError")]
+            await pilot.press("escape", "r", "y")
+            await see(pilot, "1 dead messages are published again")
+            noted = await connection.fetchval(
+                "select details ->> 'fingerprint' from messages.audit order by id desc"
+            )
+            assert noted == f"ValueError: {HIDDEN}"
+            await connection.execute("delete from messages.redrive")
             text = "\n".join(seen)
             assert "4000" not in text
             assert "tok-99" not in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from notifyq import monitor
 from notifyq.cli.common import open_database
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
     from notifyq.database import Database
     from notifyq.monitor import Action
+
+
+class Who(TypedDict):
+    """In whose name a row of the audit is written, and where that person was."""
+
+    actor: str
+    origin: str
 
 
 @asynccontextmanager
@@ -33,7 +40,9 @@ def noting(
 ) -> AbstractAsyncContextManager[Action]:
     """Act in the name of who runs the command; what is not said (None) is not noted."""
     said = {name: value for name, value in details.items() if value is not None}
-    return monitor.acting(
-        database, action, subject,
-        actor=monitor.login(), origin=f"notifyq on {socket.gethostname()}", **said,
-    )  # fmt: skip
+    return monitor.acting(database, action, subject, **who(), **said)
+
+
+def who() -> Who:
+    """Who runs the command, and where."""
+    return {"actor": monitor.login(), "origin": f"notifyq on {socket.gethostname()}"}

@@ -17,6 +17,8 @@ from notifyq.cli.common import (
     print_rows,
     run,
 )
+from notifyq.cli.masking import HideOption, MaskOption
+from notifyq.masks import Masks
 from notifyq.monitor import AuditEntry, audit_entries
 
 
@@ -32,6 +34,8 @@ def audit(
         str | None, typer.Option(help="To this queue, stream, schedule or message.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=9999, help="At most.")] = 50,
+    mask: MaskOption = None,
+    hide_payloads: HideOption = False,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -40,8 +44,9 @@ def audit(
     async def read() -> list[AuditEntry]:
         async with open_database(dsn) as database:
             return await audit_entries(
-                database, actor=actor, action=action, subject=subject, since=since, most=limit + 1
-            )
+                database, actor=actor, action=action, subject=subject, since=since, most=limit + 1,
+                masks=Masks.parse(mask, all_payloads=hide_payloads),
+            )  # fmt: skip
 
     found = run(read())
     rows = [asdict(it) for it in found[:limit]]

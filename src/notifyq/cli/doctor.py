@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from notifyq.cli.acting import who
 from notifyq.cli.arguments import dsn_source
 from notifyq.cli.common import DsnOption, JsonOption, out, print_json, printable, resolve_dsn, run
 from notifyq.config import listen_dsn_from_environment
@@ -112,7 +113,7 @@ def _fix(
         typer.confirm("Go on?", abort=True)
 
     async def do() -> None:
-        async for step in mend(address, findings.values()):
+        async for step in mend(address, findings.values(), origin=who()["origin"]):
             if as_json:
                 print_json({"fixed": step})
             else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
 
+from notifyq import monitor
 from notifyq.cli.acting import noting
 from notifyq.cli.common import (
     DsnOption,
@@ -20,6 +22,7 @@ from notifyq.cli.common import (
     run,
     when,
 )
+from notifyq.masks import Masks
 from notifyq.monitor import Act, Conditions, DeadGroups, clock, dead_groups, step
 
 FingerprintOption = Annotated[
@@ -89,9 +92,11 @@ async def act_on(dsn: str | None, act: Act, conditions: Conditions, limit: int) 
         if conditions.until is None:
             # What dies from now on is left, also of what is published again here.
             conditions = replace(conditions, until=await clock(database))
-        said = {k: it for k, it in conditions.values().items() if k != "fingerprint"}
+        masks = Masks.parse(os.environ.get("NOTIFYQ_MASK"))
+        said = monitor.masked_details(conditions.values(), masks)
+        subject = conditions.queue or "those found"
         while done < limit:
-            async with noting(database, _ACTIONS[act], conditions.fingerprint, **said) as noted:
+            async with noting(database, _ACTIONS[act], subject, **said) as noted:
                 one = await step(
                     noted.connection, act, conditions, quantity=min(1000, limit - done), place=place
                 )

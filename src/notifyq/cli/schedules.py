@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
-from notifyq.cli.acting import acting
+from notifyq.cli.acting import acting, noting
 from notifyq.cli.common import (
     DsnOption,
     JsonOption,
@@ -253,8 +253,10 @@ def apply(
             app.dsn = resolve_dsn(dsn)
         async with app:
             await app.admin.check_schema()
-            await app.create_queues()
-            changed = await app.create_schedules()
+            async with noting(app.database, "schedule.apply", target) as act:
+                queues = await app.create_queues(calls=act)
+                changed = await app.create_schedules(calls=act)
+                act.note(queues=queues, schedules=changed)
             left = [it.name for it in await app.schedules.list()]
         known = app.registry.schedules
         out.print(f"defined {', '.join(changed)}" if changed else "all is defined so already")

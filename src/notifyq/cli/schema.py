@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from notifyq import migrate as runner
+from notifyq import monitor
+from notifyq.cli.acting import who
 from notifyq.cli.common import DsnOption, JsonOption, err, out, print_json, resolve_dsn, run
 from notifyq.config import DatabaseSettings
 from notifyq.database import connect, explaining
@@ -78,7 +80,7 @@ async def _connected(dsn: str | None, action: Callable[[Connection], Awaitable[N
 
 
 async def _init(connection: Connection, *, as_json: bool) -> None:
-    report = await runner.install(connection)
+    report = await runner.install(connection, note=_noting("schema.init"))
     if report.before is None:
         done = f"schema messages version {report.version} installed in {_place(report)}"
     else:
@@ -87,8 +89,8 @@ async def _init(connection: Connection, *, as_json: bool) -> None:
 
 
 async def _migrate(connection: Connection, *, adopt: bool, as_json: bool) -> None:
-    report = await runner.upgrade(connection)
-    is_adopted = adopt and await runner.adopt(connection)
+    report = await runner.upgrade(connection, note=_noting("schema.migrate"))
+    is_adopted = adopt and await _adopt(connection, report)
     report = dataclasses.replace(report, is_foreign=report.is_foreign and not adopt)
     if report.before != report.version:
         done = (
@@ -100,6 +102,23 @@ async def _migrate(connection: Connection, *, adopt: bool, as_json: bool) -> Non
     if adopt:
         done += ", and adopted" if is_adopted else ", and adopted before"
     _tell(report, done, as_json=as_json)
+
+
+async def _adopt(connection: Connection, report: runner.Report) -> bool:
+    async with connection.transaction():
+        is_adopted = await runner.adopt(connection)
+        if is_adopted:
+            await monitor.note(connection, "schema.adopt", report.database, **who())
+    return is_adopted
+
+
+def _noting(action: str) -> runner.Note:
+    async def note(connection: Connection, report: runner.Report) -> None:
+        if report.is_changed and await monitor.may_note(connection):
+            versions = {"before": report.before, "version": report.version}
+            await monitor.note(connection, action, report.database, **who(), **versions)
+
+    return note
 
 
 async def _preview(connection: Connection, *, sql: bool, as_json: bool) -> None:

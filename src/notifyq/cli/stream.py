@@ -200,9 +200,13 @@ def subscribe(
     """Add a subscriber; one that exists stays where it is."""
 
     async def add() -> None:
-        # Not in the audit: the workers of a subscriber may do it, too, and they have no part there.
-        async with open_database(dsn) as database:
-            is_new = await Streams(database).subscribe(name, subscriber, position)
+        subject = f"{name} {subscriber}"
+        # Subscribers may do it, too, and have no part in the audit.
+        async with acting(
+            dsn, "stream.subscribe", subject, is_required=False, position=position
+        ) as act:
+            is_new = await Streams(act).subscribe(name, subscriber, position)
+            act.note(changed=is_new)
         there = f"{name} has the subscriber {subscriber} already, it stays where it is"
         out.print(f"subscribed {subscriber} to {name}" if is_new else there)
 

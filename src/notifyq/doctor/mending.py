@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notifyq import migrate
+from notifyq import migrate, monitor
 from notifyq.database import connect, explaining
 
 if TYPE_CHECKING:
@@ -20,14 +20,17 @@ def steps(findings: Iterable[Finding]) -> list[str]:
     return [*statements, *(["notifyq init"] if any(fix.installs for fix in fixes) else [])]
 
 
-async def mend(dsn: str, findings: Iterable[Finding]) -> AsyncIterator[str]:
-    """Do what mends the findings and yield each step that is done.
+async def mend(
+    dsn: str, findings: Iterable[Finding], *, origin: str = "doctor"
+) -> AsyncIterator[str]:
+    """Do what mends the findings and yield each step that is done, each with a row in the audit.
 
     Raises as the server does where the user may not do it; the steps before are done then.
     """
     todo = steps(findings)
     if not todo:
         return
+    done: list[str] = []
     connection = await connect(dsn, name="notifyq doctor")
     try:
         with explaining(dsn):
@@ -36,6 +39,15 @@ async def mend(dsn: str, findings: Iterable[Finding]) -> AsyncIterator[str]:
                     await migrate.install(connection)
                 else:
                     await connection.execute(step)
+                # After it, not with it: a vacuum has a transaction of its own, and where the audit
+                # itself is broken this must not stand in the way of what mends it.
+                done.append(step)
+                if await monitor.may_note(connection):
+                    for it in done:
+                        await monitor.note(
+                            connection, "doctor.fix", it, actor=monitor.login(), origin=origin
+                        )
+                    done.clear()
                 yield step
     finally:
         await connection.close(timeout=5)

@@ -20,13 +20,15 @@ from notifyq.migrate.files import BEGIN, GIVE_WAY, LOCK, Files, plan, script, sq
 from notifyq.migrate.state import check_rights, look
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from notifyq.database import Connection
     from notifyq.migrate.state import State
 
     _Choose = Callable[[Files, State], list[Path]]
+    Note = Callable[[Connection, "Report"], Awaitable[None]]
+    """What is done in the same transaction, with what it did."""
 
 __all__ = [
     "Report",
@@ -87,14 +89,18 @@ async def installed_version(connection: Connection) -> int | None:
     return version
 
 
-async def install(connection: Connection, root: Path | None = None) -> Report:
+async def install(
+    connection: Connection, root: Path | None = None, *, note: Note | None = None
+) -> Report:
     """Install the schema; over the same version, run its files again."""
-    return await _persist(connection, Files.find(root), _choose_install)
+    return await _persist(connection, Files.find(root), _choose_install, note)
 
 
-async def upgrade(connection: Connection, root: Path | None = None) -> Report:
+async def upgrade(
+    connection: Connection, root: Path | None = None, *, note: Note | None = None
+) -> Report:
     """Bring the schema to this version: the migrations that it lacks, then all code again."""
-    return await _persist(connection, Files.find(root), _choose_upgrade)
+    return await _persist(connection, Files.find(root), _choose_upgrade, note)
 
 
 async def adopt(connection: Connection) -> bool:
@@ -128,10 +134,12 @@ def _choose_upgrade(files: Files, state: State) -> list[Path]:
     return files.plan(version)
 
 
-async def _persist(connection: Connection, files: Files, choose: _Choose) -> Report:
+async def _persist(
+    connection: Connection, files: Files, choose: _Choose, note: Note | None
+) -> Report:
     for attempt, pause in enumerate((*_PAUSES, None)):
         try:
-            return await _run(connection, files, choose, attempt)
+            return await _run(connection, files, choose, note, attempt)
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
             if pause is None:
                 raise SchemaError(
@@ -142,7 +150,9 @@ async def _persist(connection: Connection, files: Files, choose: _Choose) -> Rep
     raise AssertionError  # the last attempt returns or raises; this line tells the type checker
 
 
-async def _run(connection: Connection, files: Files, choose: _Choose, attempt: int) -> Report:
+async def _run(
+    connection: Connection, files: Files, choose: _Choose, note: Note | None, attempt: int
+) -> Report:
     notices: list[str] = []
 
     def hear(_: object, message: asyncpg.PostgresLogMessage) -> None:
@@ -165,19 +175,22 @@ async def _run(connection: Connection, files: Files, choose: _Choose, attempt: i
                 await _execute(connection, path, files.text(path))
             after = await connection.fetchval(_CODE)
             is_foreign = await connection.fetchval(sql.IS_FOREIGN)
+            report = Report(
+                database=state["database"],
+                server=state["server"],
+                before=state["installed"],
+                version=files.version,
+                is_changed=before != after or state["installed"] != files.version,
+                files=tuple(paths),
+                is_foreign=is_foreign,
+                notices=tuple(dict.fromkeys(notices)),
+            )
+            if note is not None:
+                await note(connection, report)
             await connection.execute(GIVE_WAY)
     finally:
         connection.remove_log_listener(hear)
-    return Report(
-        database=state["database"],
-        server=state["server"],
-        before=state["installed"],
-        version=files.version,
-        is_changed=before != after or state["installed"] != files.version,
-        files=tuple(paths),
-        is_foreign=is_foreign,
-        notices=tuple(dict.fromkeys(notices)),
-    )
+    return report
 
 
 async def _execute(connection: Connection, path: Path, text: str) -> None:

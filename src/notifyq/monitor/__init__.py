@@ -4,7 +4,16 @@ Each function takes a `Database` or a connection, and makes one call; `acting` i
 change something.
 """
 
-from notifyq.monitor.audit import Action, AuditEntry, acting, audit_entries, login
+from notifyq.monitor.audit import (
+    Action,
+    AuditEntry,
+    acting,
+    audit_entries,
+    login,
+    masked_details,
+    may_note,
+    note,
+)
 from notifyq.monitor.figures import (
     ArchiveDay,
     Backlog,
@@ -84,6 +93,9 @@ __all__ = [
     "holders",
     "lags",
     "login",
+    "masked_details",
+    "may_note",
+    "note",
     "relatives",
     "retention",
     "search",

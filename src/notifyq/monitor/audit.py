@@ -5,10 +5,11 @@ from __future__ import annotations
 import getpass
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from notifyq.monitor.statements import AUDIT, AUDIT_LIST
+from notifyq.masks import Masks, redacted
+from notifyq.monitor.statements import AUDIT, AUDIT_LIST, MAY_AUDIT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
     from notifyq.database import AnyConnection, Database
     from notifyq.monitor.reading import Source
+
+
+_NO_MASKS = Masks()
+_ERRORS = ("error", "fingerprint")
+"""Details that are, or begin, the text of an error, which may hold what was in a payload."""
 
 
 @dataclass
@@ -66,13 +72,28 @@ async def audit_entries(
     subject: str | None = None,
     since: datetime | None = None,
     most: int = 100,
+    masks: Masks = _NO_MASKS,
 ) -> list[AuditEntry]:
-    """What people have done, the latest first; `action` is one, or how a kind of them begins."""
+    """What people have done, the latest first; `action` is one, or how a kind of them begins.
+
+    Errors by which messages were chosen are shown as far as the masks let them.
+    """
     rows = await source.fetch(AUDIT_LIST, before, actor, action, subject, most, since)
-    return [
+    found = [
         AuditEntry(**{**row, "details": json.loads(row["details"] or "null")})
         for row in map(dict, rows)
     ]
+    return [replace(it, details=masked_details(it.details, masks)) for it in found]
+
+
+def masked_details(details: Any, masks: Masks) -> Any:
+    """Details without what is hidden of the errors by which messages were chosen."""
+    if masks.are_none or not isinstance(details, dict):
+        return details
+    return {
+        name: redacted(it, masks, None) if name in _ERRORS and isinstance(it, str) else it
+        for name, it in details.items()
+    }
 
 
 @asynccontextmanager
@@ -83,20 +104,40 @@ async def acting(
     *,
     actor: str,
     origin: str,
+    is_required: bool = True,
     **details: Any,
 ) -> AsyncIterator[Action]:
     """Do something in a transaction that ends with its row in the audit.
 
     `action` is like `queue.pause`, `subject` the name or id of what is touched, `origin` the
-    address or the tool. An error leaves neither the effect nor the row.
+    address or the tool. An error leaves neither the effect nor the row. With `is_required` false
+    it is done without a row by who may not write one.
     """
     async with database.connection() as connection, connection.transaction():
         under_way = Action(connection, details)
         yield under_way
-        await connection.execute(
-            AUDIT, actor, action, str(subject),
-            json.dumps(under_way.details, default=str), origin,
-        )  # fmt: skip
+        if is_required or await may_note(connection):
+            await note(connection, action, subject, actor=actor, origin=origin, **under_way.details)
+
+
+async def note(
+    connection: AnyConnection,
+    action: str,
+    subject: object,
+    *,
+    actor: str,
+    origin: str,
+    **details: Any,
+) -> None:
+    """Write a row of the audit into the transaction that there is."""
+    await connection.execute(
+        AUDIT, actor, action, str(subject), json.dumps(details, default=str), origin
+    )
+
+
+async def may_note(connection: AnyConnection) -> bool:
+    """Whether this role can write into the audit, and there is one."""
+    return bool(await connection.fetchval(MAY_AUDIT))
 
 
 def login() -> str:

@@ -22,6 +22,10 @@ CRON_ENTRIES: Final = "select * from messages.cron_entries()"
 LAGS: Final = "select * from messages.lags(most => $1)"
 HEALTH: Final = "select * from messages.health()"
 AUDIT: Final = "select messages.audit($1, $2, $3, $4::jsonb, $5)"
+MAY_AUDIT: Final = """
+select coalesce(has_function_privilege(
+  to_regprocedure('messages.audit(text, text, text, jsonb, text)'), 'execute'), false)
+"""
 AUDIT_LIST: Final = """
 select a.id, a.acted_at, a.role, a.actor, a.action, a.subject, a.origin, a.details::text as details
 from messages.audit_list(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from notifyq.database import Database
+    from notifyq.masks import Masks
 
 RETRIED = 1000
 """Dead messages that one answer publishes again, at most."""
@@ -46,16 +47,17 @@ async def retry_queue(database: Database, queue: str) -> str:
     return f"{done} dead messages of {queue} are published again"
 
 
-async def retry_group(database: Database, fingerprint: str) -> str:
+async def retry_group(database: Database, fingerprint: str, masks: Masks) -> str:
     """Publish dead messages with that fingerprint again; say how many."""
     done, place = 0, None
     conditions = Conditions(state="dead", fingerprint=fingerprint, until=await clock(database))
+    said = monitor.masked_details({"fingerprint": fingerprint}, masks)
     while done < RETRIED:
-        async with _acting(database, "dead.retry", fingerprint) as act:
+        async with _acting(database, "dead.retry", "those found") as act:
             took = await step(
                 act.connection, Act.RETRY, conditions, quantity=RETRIED - done, place=place
             )
-            act.details["done"] = took.done
+            act.note(**said, found=took.found, done=took.done)
         done, place = done + took.done, took.place
         if place is None:
             return f"{done} dead messages are published again"

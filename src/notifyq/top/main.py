@@ -178,4 +178,5 @@ class Main(Looking):
                 f"these {count(row.dead)} dead messages" if row.dead > 1 else "this dead message"
             )
             question = f"Retry {which}?\n{printable(row.sample)}"
-            self.top.act(question, lambda: acts.retry_group(database, row.fingerprint))
+            masks = self.top.source.masks
+            self.top.act(question, lambda: acts.retry_group(database, row.fingerprint, masks))

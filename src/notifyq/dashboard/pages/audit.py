@@ -29,6 +29,7 @@ async def audit(view: View) -> Response:
         action=action,
         subject=subject,
         most=_MOST + 1,
+        masks=view.masks,
     )
     following = view.here(before=rows[_MOST - 1].id) if len(rows) > _MOST else ""
     return view.render(

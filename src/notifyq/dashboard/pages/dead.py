@@ -13,7 +13,7 @@ from notifyq.dashboard import statements
 from notifyq.dashboard.searching import NAMES, conditions_of, place_of
 from notifyq.dashboard.section import Section
 from notifyq.masks import redacted
-from notifyq.monitor import Act, Conditions, clock, dead_groups, search, step
+from notifyq.monitor import Act, Conditions, clock, dead_groups, masked_details, search, step
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -93,7 +93,8 @@ async def _go_on(view: View, act: Act) -> Response:
     done = view.integer(view.form.get("done", "0"), "done")
     passed = view.integer(view.form.get("passed", "0"), "passed")
     place = place_of(view, view.form.get("place", ""))
-    about = {"until": conditions.until, **{k: v for k, v in fields.items() if k != "payload"}}
+    said = {k: v for k, v in fields.items() if k != "payload"}
+    about = {"until": conditions.until, **masked_details(said, view.masks)}
     action = "dead.retry" if act is Act.RETRY else "dead.delete"
     subject = fields.get("like") and f"those like {fields['like']}"
     deadline = time.monotonic() + _SECONDS
