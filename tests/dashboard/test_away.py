@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from starlette.routing import Route
 
-from database import end_sessions, session
+from dashboard.conftest import die
+from database import end_sessions, publish, session, until
 from notifyq.config import with_database
 from notifyq.dashboard import create_app
 from notifyq.dashboard.live import Live
+from notifyq.database import Database
 from notifyq.errors import DatabaseUnavailableError
 
 if TYPE_CHECKING:
     from dashboard.conftest import Browser, Open
     from database import Connect, Connection
-    from notifyq.database import Database
 
 
 async def test_pages_say_so_and_come_back(reader: Browser, database: str, server: str) -> None:
@@ -138,6 +140,100 @@ async def test_a_stream_ends_when_the_server_does() -> None:
     live.close()
     rest = [text async for text in stream]
     assert len(rest) <= 1
+
+
+async def until_listening(connection: Connection, *, but: int | None = None) -> int | None:
+    """Wait until a session of the dashboard listens, another one than `but`; give its pid."""
+    found: list[int] = []
+
+    async def is_there() -> bool:
+        found[:] = [
+            row["pid"]
+            for row in await connection.fetch(
+                "select pid from pg_stat_activity "
+                "where datname = current_database() and application_name = $1",
+                "notifyq dashboard bell",
+            )
+        ]
+        return len(found) == 1 and found[0] != but
+
+    await until(is_there, "one session listens", 20)
+    return found[0]
+
+
+async def test_a_bell_wakes_the_figures_of_all_viewers(
+    database: str, connection: Connection
+) -> None:
+    app = create_app(database, open_to_all=True, interval=60)
+    live = app.state.desk.live
+    async with (
+        app.router.lifespan_context(app),
+        asyncio.timeout(30),
+        live.listen() as one,
+        live.listen() as other,
+    ):
+        for viewer in (one, other):
+            await heard(viewer, waiting="0")
+        listener = await until_listening(connection)
+        await publish(connection, 1)
+        for viewer in (one, other):
+            await heard(viewer, waiting="1")
+        # Nobody is told that the session is gone, and another one takes its place.
+        await connection.execute("select pg_terminate_backend($1)", listener)
+        await until_listening(connection, but=listener)
+        await die(connection, 1)
+        for viewer in (one, other):
+            await heard(viewer, dead="1")
+
+    async def are_gone() -> bool:
+        left = "select count(*) from pg_stat_activity where application_name ^@ 'notifyq dashboard'"
+        return not await connection.fetchval(f"{left} and datname = current_database()")
+
+    await until(are_gone, "its sessions are gone")
+
+
+async def heard(viewer: asyncio.Queue[str], **figures: str) -> None:
+    """Wait until a viewer is told these figures."""
+    while True:
+        said = json.loads(await viewer.get())["figures"]
+        if {name: said[name] for name in figures} == figures:
+            return
+
+
+async def test_bells_do_not_wake_it_more_often_than_it_can_bear(
+    database: str, connection: Connection
+) -> None:
+    looks = 0
+    first = asyncio.Event()
+
+    async def look(_: Database) -> dict[str, object]:
+        nonlocal looks
+        looks += 1
+        first.set()
+        return {}
+
+    async with Database(database) as ours:
+        live = Live(ours, look, 60, hears=True)
+        async with live.listen():
+            await first.wait()
+            await until_listening(connection)
+            began = time.monotonic()
+            for _ in range(300):
+                await publish(connection, 1)
+            took = time.monotonic() - began
+        await live.end()
+    assert 2 <= looks <= 2 + took / 0.4 + 1
+
+
+async def test_without_a_bell_it_looks_by_the_clock(database: str, connection: Connection) -> None:
+    app = create_app(
+        database, open_to_all=True, interval=0.2, listen_dsn="postgresql://127.0.0.1:1/none"
+    )
+    live = app.state.desk.live
+    async with app.router.lifespan_context(app), asyncio.timeout(30), live.listen() as viewer:
+        await heard(viewer, waiting="0")
+        await publish(connection, 1)
+        await heard(viewer, waiting="1")
 
 
 def test_each_address_is_served_once() -> None:

@@ -11,6 +11,7 @@ import typer
 
 from notifyq.cli.common import DsnOption, err, open_database, out, resolve_dsn, run
 from notifyq.cli.masking import HideOption, MaskOption
+from notifyq.config import listen_dsn_from_environment
 from notifyq.dashboard import LOOPBACK, MISSING, Masks, User, Users, create_app
 from notifyq.dashboard.access import write_user
 from notifyq.errors import ConfigurationError
@@ -46,7 +47,8 @@ def dashboard(
         typer.Option(metavar="ADDRESSES", help="Proxies whose X-Forwarded headers are believed."),
     ] = "127.0.0.1",
     interval: Annotated[
-        float, typer.Option(min=0.2, max=60, help="Seconds between two live figures.")
+        float,
+        typer.Option(min=0.2, max=60, help="Seconds between live figures; a bell brings new ones."),
     ] = 2.0,
     add_user: Annotated[
         str | None,
@@ -79,6 +81,7 @@ def dashboard(
         hosts=_hosts(host, trusted_host or []),
         base_path=base_path.rstrip("/"),
         interval=interval,
+        listen_dsn=listen_dsn_from_environment(),
     )
     listener = bind(host, port)
     run(_look(dsn))

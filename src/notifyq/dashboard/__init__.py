@@ -27,7 +27,7 @@ __all__ = ["LOOPBACK", "MISSING", "Masks", "User", "Users", "create_app", "hash_
 MISSING = "the dashboard needs more packages: pip install 'notifyq[dashboard]'"
 
 
-def create_app(
+def create_app(  # noqa: PLR0913  each is said by its name
     dsn: str,
     *,
     users: Users | None = None,
@@ -39,13 +39,15 @@ def create_app(
     base_path: str = "",
     interval: float = 2.0,
     timeout: float = 8.0,
+    listen_dsn: str | None = None,
 ) -> Starlette:
     """Make the dashboard of a database as an ASGI application.
 
     Who may enter is said by one of three: `users`, `authenticate` (a function of an application
     around this one, which takes the request and returns a `User`, or None), or `open_to_all`.
     `hosts` are the names under which it is asked; others are refused. What a page asks of the
-    database is cancelled after `timeout` seconds.
+    database is cancelled after `timeout` seconds. Figures are read when a bell rings, and every
+    `interval` seconds; `listen_dsn` is where bells arrive if `dsn` goes through a pooler.
     """
     if [users is not None, authenticate is not None, open_to_all].count(True) != 1:
         raise ConfigurationError(
@@ -70,7 +72,7 @@ def create_app(
         interval=interval,
         authenticate=authenticate,
     )
-    reader = _database(dsn, size=4, seconds=timeout)
+    reader = _database(dsn, size=4, seconds=timeout, listen_dsn=listen_dsn)
     desk = Desk(
         settings=settings,
         database=reader,
@@ -80,12 +82,12 @@ def create_app(
         sessions=Sessions(users.key if users else secrets.token_bytes(32)),
         attempts=Attempts(),
         sections=SECTIONS,
-        live=Live(reader.lane(), look, interval),
+        live=Live(reader.lane(), look, interval, hears=True),
     )
     return build(desk)
 
 
-def _database(dsn: str, *, size: int, seconds: float) -> Database:
+def _database(dsn: str, *, size: int, seconds: float, listen_dsn: str | None = None) -> Database:
     """Connections whose statements are cancelled after some seconds: no page can do harm."""
     settings = DatabaseSettings.load(
         pool_size=size,
@@ -93,4 +95,4 @@ def _database(dsn: str, *, size: int, seconds: float) -> Database:
         command_timeout=timedelta(seconds=seconds),
         retry_for=timedelta(0),
     )
-    return Database(dsn, settings=settings, name="notifyq dashboard")
+    return Database(dsn, listen_dsn=listen_dsn, settings=settings, name="notifyq dashboard")

@@ -54,7 +54,7 @@ def build(desk: Desk) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        desk.live.close()
+        await desk.live.end()
         await desk.database.close()
         await desk.writer.close()
 

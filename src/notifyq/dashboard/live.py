@@ -1,16 +1,23 @@
-"""Live figures: one task looks while anybody looks on, and all pages hear what it sees."""
+"""Live figures: one task looks while anybody looks on, and all pages hear what it sees.
+
+It looks when a bell rings, which one session hears for all pages, and every few seconds: what is
+claimed or finished rings none, nor does what is published while a busy worker attends its queue.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from contextlib import asynccontextmanager
+import time
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
+from notifyq import sql
 from notifyq.errors import NotifyqError
+from notifyq.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,17 +30,32 @@ log = logging.getLogger("notifyq.dashboard")
 
 MOST_CLIENTS = 100
 _BEAT = 15.0
+_SHORTEST = 0.4
+"""Seconds between two looks, however often it rings."""
+_SHARE = 4
+"""A look that takes long is followed by a rest of so many times that, as far as bells go."""
+_AGAIN = 10.0
+"""Seconds after which a session listens again where none could."""
+_CHANNELS = (sql.NEW_MESSAGE, sql.NEW_EVENT, sql.DEAD_MESSAGE)
 
 
 class Live:
-    """Looks every few seconds while there are listeners; each hears only the latest."""
+    """Looks while there are listeners; each hears only the latest.
 
-    def __init__(self, database: Database, look: Look, interval: float) -> None:
+    With `hears` a bell wakes it, too.
+    """
+
+    def __init__(
+        self, database: Database, look: Look, interval: float, *, hears: bool = False
+    ) -> None:
         self._database = database
         self._look = look
         self._interval = interval
+        self._hears = hears
+        self._rung = asyncio.Event()
         self._listeners: set[asyncio.Queue[str]] = set()
         self._task: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
         self._last: dict[str, Any] = {}
         self._revision = 0
         self._closed = asyncio.Event()
@@ -57,7 +79,7 @@ class Live:
         finally:
             self._listeners.discard(queue)
             if not self._listeners and self._task is not None:
-                self._task.cancel()
+                self._stop(self._task)
                 self._task = None
 
     async def stream(self) -> AsyncIterator[str]:
@@ -78,17 +100,59 @@ class Live:
         for queue in self._listeners:
             _offer(queue, self._text())
         if self._task is not None:
-            self._task.cancel()
+            self._stop(self._task)
+
+    async def end(self) -> None:
+        """Close, and wait until nothing of it is left."""
+        self.close()
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def _stop(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def _run(self) -> None:
+        if not self._hears:
+            await self._watch()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._hear())
+            group.create_task(self._watch())
+
+    async def _hear(self) -> None:
+        """Have bells wake the looks, for as long as the server lets us."""
         while True:
+            with suppress(NotifyqError, TimeoutError, OSError, asyncpg.PostgresError):
+                async with Listener(
+                    self._database.listen_dsn,
+                    _CHANNELS,
+                    lambda *_: self._rung.set(),
+                    settings=self._database.settings,
+                    name="notifyq dashboard bell",
+                    ping=10,
+                    # That the database is away is said by the looks.
+                    sink=lambda _: None,
+                ) as listener:
+                    await asyncio.wait({listener.failed})
+            await asyncio.sleep(_AGAIN)
+
+    async def _watch(self) -> None:
+        while True:
+            # Before the look: what rings meanwhile may not be in it.
+            self._rung.clear()
+            began = time.monotonic()
             found = await self._look_once()
             if found != self._last:
                 self._revision += 1
                 self._last = found
                 for queue in self._listeners:
                     _offer(queue, self._text())
-            await asyncio.sleep(self._interval)
+            rest = max(_SHORTEST, _SHARE * (time.monotonic() - began))
+            await asyncio.sleep(min(rest, self._interval))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval - min(rest, self._interval)):
+                    await self._rung.wait()
 
     async def _look_once(self) -> dict[str, Any]:
         try:
