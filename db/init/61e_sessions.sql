@@ -14,6 +14,11 @@ create or replace function messages.holders(most integer default 50)
   stable
   set search_path = pg_catalog, messages, pg_temp
 as $$
+declare
+  -- To be run there.
+  v_standby text := 'select pg_terminate_backend(a.pid) from pg_stat_activity as a '
+    'where a.pid <> pg_backend_pid() and a.backend_xmin is not null '
+    'order by age(a.backend_xmin) desc limit 1 -- on the standby';
 begin
   return query
   select h.cause, h.name, h.pid, h.user_name, h.application, h.state, h.since_at, h.xmin_age,
@@ -35,7 +40,7 @@ begin
     union all
     select 'prepared transaction', p.gid, null, p.owner::text, null, 'prepared', p.prepared,
       age(p.transaction)::bigint, null,
-      format('rollback prepared %L, or commit it', p.gid)
+      format('rollback prepared %L -- or commit prepared', p.gid)
         || case
           when p.database <> current_database() then format(', in database %s', p.database)
           else ''
@@ -45,7 +50,7 @@ begin
     select 'replication slot', s.slot_name::text, s.active_pid, null, s.plugin::text,
       case when s.active then 'active' else 'abandoned' end, null, age(s.xmin)::bigint, null,
       case
-        when s.active then 'end the long query on that standby'
+        when s.active then v_standby || ' that uses it'
         else format('select pg_drop_replication_slot(%L)', s.slot_name)
       end
     from pg_replication_slots as s
@@ -53,7 +58,7 @@ begin
     select 'standby', coalesce(nullif(r.application_name, ''), r.pid::text), r.pid,
       r.usename::text, r.application_name, r.state, r.backend_start,
       age(r.backend_xmin)::bigint, null,
-      'end the long query there, or turn its hot_standby_feedback off'
+      v_standby || ', or alter system set hot_standby_feedback = off'
     from pg_stat_replication as r
   ) as h
   where h.xmin_age is not null
@@ -64,9 +69,9 @@ $$;
 comment on function messages.holders(integer) is
   'What keeps vacuum from taking dead rows, the oldest first: sessions, prepared transactions, '
   'replication slots and standbys, each with how many transactions old its snapshot is (xmin_age), '
-  'since when it is in that transaction (since_at) and how to end it (advice). Of other databases '
-  'those that have written: readers there hold nothing here. Sessions of other users are seen by '
-  'members of pg_read_all_stats only.';
+  'since when it is in that transaction (since_at) and the statement that ends it (advice). Of '
+  'other databases those that have written: readers there hold nothing here. Sessions of other '
+  'users are seen by members of pg_read_all_stats only.';
 
 create or replace function messages.activity(most integer default 50)
   returns setof messages.session_report

@@ -11,6 +11,13 @@ from typing import Any
 
 HIDDEN = "•••"
 """What is shown in place of a value."""
+_LITERAL = re.compile(
+    r"""
+    \b[eE]'(?:[^'\\]|\\.|'')*(?:'|\\?\Z) | '(?:[^']|'')*(?:'|\Z)
+    | \$(\w*)\$.*?(?:\$\1\$|\Z) | (?<![\w$.])\d[\d.]*\b
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 _SHORTEST = 3
 """Characters of a hidden value that are looked for in other texts; less is found everywhere."""
 
@@ -101,6 +108,14 @@ def redacted(text: str | None, masks: Masks, *documents: str | None) -> str | No
     for value in sorted(hidden, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return text
+
+
+def redacted_statement(text: str | None, masks: Masks) -> str | None:
+    """An SQL statement without its literals, where anything is to be hidden: any may be a payload.
+
+    It may have been cut off in one of them.
+    """
+    return text if text is None or masks.are_none else _LITERAL.sub(HIDDEN, text)
 
 
 def _gather(value: Any, masks: Masks, path: tuple[str, ...], into: set[str]) -> None:

@@ -13,11 +13,11 @@ from starlette.routing import Mount
 
 from notifyq.dashboard import Masks
 from notifyq.dashboard.templating import clean
-from notifyq.masks import HIDDEN
+from notifyq.masks import HIDDEN, redacted_statement
 
 if TYPE_CHECKING:
     from dashboard.conftest import Browser, Open
-    from database import Connection
+    from database import Connect, Connection
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'{{7*7}}"
 PAGES = ["/", "/queues", "/queue?name=default", "/health", "/audit", "/login", "/none", "/queue"]
@@ -208,3 +208,34 @@ def test_a_name_cannot_look_like_another() -> None:
     assert clean("mail\u202eliam\u200b\x00") == "mail\N{REPLACEMENT CHARACTER}liam" + 2 * (
         "\N{REPLACEMENT CHARACTER}"
     )
+
+
+@pytest.mark.parametrize(
+    ("statement", "left"),
+    [
+        ("select 1 from t2 where a.b3 = $1", f"select {HIDDEN} from t2 where a.b3 = $1"),
+        ("select 'it''s' || x", f"select {HIDDEN} || x"),
+        (r"select E'a\'b' || x", f"select {HIDDEN} || x"),
+        ('values ($${"card": 4}$$, $j$5$$6$j$, 7.5)', f"values ({HIDDEN}, {HIDDEN}, {HIDDEN})"),
+        ('insert into t values (\'{"card": "4000', f"insert into t values ({HIDDEN}"),
+        ("select $x$4000", f"select {HIDDEN}"),
+    ],
+)
+def test_a_statement_is_seen_without_its_literals(statement: str, left: str) -> None:
+    masks = Masks.parse("card")
+    assert redacted_statement(statement, masks) == left
+    assert redacted_statement(statement, Masks()) == statement
+    assert redacted_statement(None, masks) is None
+
+
+async def test_health_shows_no_payload_that_is_hidden(
+    open_dashboard: Open, connect: Connect
+) -> None:
+    session = await connect()
+    async with session.transaction():
+        await session.execute('select pg_current_xact_id(), \'{"card": "4000-1234"}\'')
+        open_ = await (await open_dashboard()).text("/health")
+        assert "4000-1234" in open_
+        masked = await (await open_dashboard(masks=Masks.parse("card"))).text("/health")
+        assert f"select pg_current_xact_id(), {HIDDEN}" in masked
+        assert "4000" not in masked

@@ -235,9 +235,9 @@ async def test_who_holds_a_snapshot_and_who_waits_for_whom(
     connection: Connection, connect: Connect
 ) -> None:
     holder, waiter = await connect(), await connect()
-    async with holder.transaction(isolation="repeatable_read"):
-        await holder.execute("select 1")
-        await holder.execute("lock table messages.queue in access exclusive mode")
+    await holder.execute("begin isolation level repeatable read; select 1")
+    await holder.execute("lock table messages.queue in access exclusive mode")
+    async with asyncio.timeout(30):
         waiting = waiter.execute("select count(*) from messages.queue")
         task = asyncio.create_task(waiting)
         await until_blocked(connection, waiter)
@@ -252,7 +252,15 @@ async def test_who_holds_a_snapshot_and_who_waits_for_whom(
         assert blocked.cause == "lock"
         assert blocked.blocked_by == (holder.get_server_pid(),)
         assert blocked.waits_for == "AccessShareLock of relation queue"
-    await task
+        # What is advised is what ends it.
+        await connection.execute(mine.advice)
+        await task
+
+        async def is_free() -> bool:
+            holding = {it.pid for it in await monitor.holders(connection)}
+            return mine.pid not in holding
+
+        await until(is_free, "the snapshot is let go")
 
 
 async def test_health_has_a_number_for_each_thing(connection: Connection) -> None:

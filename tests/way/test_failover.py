@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from database import session, until
-from notifyq import App, DatabaseUnavailableError, Reject
+from notifyq import App, DatabaseUnavailableError, Reject, monitor
 from notifyq.events import ListenerConnected, ListenerLost, MessageFinished
 from way.pairs import kill
 from worker.running import Events, doubles, working
@@ -186,3 +186,29 @@ async def stop_writing(server: Server, events: Events) -> None:
         await connection.execute("alter system reset default_transaction_read_only")
         await connection.execute("select pg_reload_conf()")
         await events.wait(ListenerConnected, again + 1)
+
+
+async def test_a_reader_of_the_standby_that_holds_up_vacuum_is_ended_by_what_is_advised(
+    pair: Pair,
+) -> None:
+    async with session(pair.standby.dsn) as there, session(pair.primary.dsn) as here:
+        await there.execute("alter system set hot_standby_feedback = on")
+        await there.execute("alter system set wal_receiver_status_interval = 1")
+        await there.execute("select pg_reload_conf()")
+        async with session(pair.standby.dsn) as reader:
+            await reader.execute("begin isolation level repeatable read; select 1")
+            found: list[monitor.Session] = []
+
+            async def is_held() -> bool:
+                found[:] = [it for it in await monitor.holders(here) if it.cause == "standby"]
+                return bool(found)
+
+            await until(is_held, "the standby holds a snapshot", 20)
+            await there.execute(found[0].advice)
+
+            async def is_free() -> bool:
+                pid = reader.get_server_pid()
+                left = "select count(*) from pg_stat_activity where pid = $1"
+                return not await there.fetchval(left, pid)
+
+            await until(is_free, "the standby lets it go", 20)

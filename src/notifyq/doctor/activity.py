@@ -69,7 +69,7 @@ async def check_prepared(look: Look) -> Finding:
     row = await look.connection.fetchrow("""
         select p.gid, p.owner, clock_timestamp() - p.prepared as lasting,
           count(*) over () as number,
-          format('commit prepared %L, or rollback prepared %L', p.gid, p.gid) as advice
+          format('rollback prepared %L -- or commit prepared', p.gid) as advice
         from pg_prepared_xacts as p
         where p.database = current_database()
         order by p.prepared
@@ -90,7 +90,7 @@ async def check_idle(look: Look) -> Finding:
     if session is not None:
         return warn(
             f"{_told(session)} is idle in a transaction for {_age(session)}",
-            f"{session.advice}; and guard against it with idle_in_transaction_session_timeout",
+            f"{session.advice} -- and guard against it with idle_in_transaction_session_timeout",
         )
     return _seen(look, "no session is idle in a transaction")
 
@@ -101,7 +101,8 @@ async def check_long(look: Look) -> Finding:
     if session is not None:
         return warn(
             f"{_told(session)} is in a transaction for {_age(session)}",
-            "move reports to a standby, or make them shorter: meanwhile vacuum takes nothing",
+            f"{session.advice} -- or wait: meanwhile vacuum takes nothing; reports can run on a "
+            "standby",
         )
     return _seen(look, "no transaction takes longer than ten minutes")
 

@@ -9,6 +9,7 @@ from notifyq import monitor
 from notifyq.dashboard.checks import checked, state
 from notifyq.dashboard.section import Section
 from notifyq.doctor import Level
+from notifyq.masks import redacted_statement
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 section = Section("health", "Health", key="h")
 
-_OWN = {"notifyq dashboard", "notifyq doctor"}
+_OWN = {"notifyq dashboard", "notifyq dashboard bell", "notifyq doctor"}
 _ORDER = {Level.FAIL: 0, Level.WARN: 1, Level.SKIPPED: 2, Level.OK: 3}
 
 
@@ -47,6 +48,7 @@ async def health(view: View) -> Response:
         holders=[it for it in holders if it.application not in _OWN],
         activity=[it for it in activity if it.application not in _OWN],
         cron=cron,
+        statement=lambda it: redacted_statement(it, view.masks),
     )
 
 
