@@ -141,6 +141,8 @@ async def test_the_command_serves_and_says_where(database: str, tmp_path: Path) 
         assert result.code == 1
         assert result.err.count("\n") == 1
         assert "metrics cannot be served on" in result.err
+        assert "address already in use; give each process a --metrics-port of its own" in result.err
+        assert "NOTIFYQ_METRICS_PORT is that of workers, relays and brokers alike" in result.err
         assert worker.stop(signal.SIGTERM).code == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -65,10 +66,15 @@ class MetricsServer:
         try:
             self._server: _Server = kind((host, port), _Requests)
         except OSError as error:
+            todo = "give another --metrics-port or --metrics-host"
+            if error.errno == errno.EADDRINUSE:
+                todo = (
+                    "give each process a --metrics-port of its own, as NOTIFYQ_METRICS_PORT is "
+                    "that of workers, relays and brokers alike"
+                )
             raise ConfigurationError(
                 f"metrics cannot be served on {_address(host, port)}: "
-                f"{(error.strerror or str(error)).lower()}; give another --metrics-port "
-                "or --metrics-host"
+                f"{(error.strerror or str(error)).lower()}; {todo}"
             ) from error
         self._metrics = make_wsgi_app(registry)
         self._health = health
