@@ -111,3 +111,6 @@ async def test_no_page_is_wider_than_a_phone(database: str, connection: Connecti
                 await it.evaluate("it => { it.open = true; }")
             width = await page.evaluate("document.documentElement.scrollWidth")
             assert width <= 360, (path, width)
+            # Nor is anything of a table beside what is seen.
+            for it in await page.locator(".scroll").all():
+                assert await it.evaluate("it => it.scrollWidth <= it.clientWidth"), path

@@ -166,6 +166,8 @@ def _title(error: HTTPException) -> tuple[str, str]:
     titles = {400: "That is not an address of ours", 401: "Not logged in", 403: "Refused"}
     titles |= {404: "There is nothing here", 405: "Refused", 413: "Too large"}
     text = error.detail
+    if error.status_code == 404 and text == "Not Found":
+        text = "no page has this address"
     return titles.get(error.status_code, "That did not work"), f"{text[:1].upper()}{text[1:]}."
 
 
