@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from notifyq.borrowed import Awaited
-    from notifyq.database import Calls
     from notifyq.events import Sink
     from notifyq.metrics import WorkerMetrics
     from notifyq.options import OnFailure
@@ -228,16 +227,13 @@ class App(Registrar):
         """Follow messages as they die, from a position or an instant on; by default from now on."""
         return DeadLetters(self.database, queue=queue, seen=seen, since=since, sink=sink)
 
-    async def create_queues(
-        self, queues: Sequence[str] = (), *, calls: Calls | None = None
-    ) -> list[str]:
+    async def create_queues(self, queues: Sequence[str] = ()) -> list[str]:
         """Create the queues of the handlers where they are missing; return those that were.
 
-        Of one that has not the limits that its handler's `policy` says there is a warning. `calls`
-        are made there: in a transaction that more belongs to.
+        Of one that has not the limits that its handler's `policy` says there is a warning.
         """
         wanted = queues or self.registry.queues()
-        return await Admin(calls or self.database).create_missing(
+        return await self.admin.create_missing(
             {queue: self.registry[queue].policy for queue in wanted}
         )
 
@@ -245,13 +241,10 @@ class App(Registrar):
         """Create streams and subscriptions of the subscribers that are missing; return those."""
         return await self.streams.subscribe_all(self.registry.subscribers(streams))
 
-    async def create_schedules(
-        self, queues: Sequence[str] = (), *, calls: Calls | None = None
-    ) -> list[str]:
+    async def create_schedules(self, queues: Sequence[str] = ()) -> list[str]:
         """Put the schedules of `cron` functions in place; return those that were new or other."""
         wanted = self.registry.schedules_of(queues or self.registry.queues())
-        schedules = Schedules(calls or self.database)
-        return [schedule.name for schedule in wanted if await schedules.add(schedule)]
+        return [schedule.name for schedule in wanted if await self.schedules.add(schedule)]
 
     def worker(
         self,

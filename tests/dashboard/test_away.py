@@ -7,6 +7,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 from starlette.routing import Route
 
@@ -82,6 +83,23 @@ async def test_a_role_that_may_not_is_told_what_it_lacks(
     finally:
         await connection.execute(f"drop owned by {role}; drop role {role}")
     assert not await connection.fetchval("select paused from messages.queue")
+
+
+@pytest.mark.parametrize("is_cause", [False, True])
+async def test_a_full_disk_is_named(
+    reader: Browser, monkeypatch: pytest.MonkeyPatch, *, is_cause: bool
+) -> None:
+    async def full(*_: object) -> None:
+        error = asyncpg.DiskFullError("could not write init file")
+        if is_cause:
+            raise DatabaseUnavailableError("cannot connect: could not write init file") from error
+        raise error
+
+    monkeypatch.setattr(reader.app.state.desk.database, "fetch", full)
+    answer = await reader.get("/audit")
+    assert answer.status_code == 503
+    assert "The server has no room" in answer.text
+    assert "ould not write init file. Its disk is full: make room there" in answer.text
 
 
 async def test_what_breaks_is_logged_and_not_shown(

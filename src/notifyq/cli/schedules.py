@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
+from notifyq.admin import Admin
 from notifyq.cli.acting import acting, noting
 from notifyq.cli.common import (
     DsnOption,
@@ -254,13 +255,16 @@ def apply(
         async with app:
             await app.admin.check_schema()
             async with noting(app.database, "schedule.apply", target) as act:
-                queues = await app.create_queues(calls=act)
-                changed = await app.create_schedules(calls=act)
+                # As the methods of the app do, in the transaction of the audit.
+                known = app.registry
+                policies = {queue: known[queue].policy for queue in known.queues()}
+                queues = await Admin(act).create_missing(policies)
+                wanted, them = known.schedules_of(known.queues()), Schedules(act)
+                changed = [it.name for it in wanted if await them.add(it)]
                 act.note(queues=queues, schedules=changed)
             left = [it.name for it in await app.schedules.list()]
-        known = app.registry.schedules
         out.print(f"defined {', '.join(changed)}" if changed else "all is defined so already")
-        if others := [name for name in left if name not in known]:
+        if others := [name for name in left if name not in app.registry.schedules]:
             out.print(f"not of this app: {', '.join(others)}")
 
     run(apply_schedules())

@@ -25,6 +25,8 @@ _MISSING = (
     SubscriptionNotFoundError,
 )
 
+_FULL = asyncpg.DiskFullError
+
 
 def explain(error: BaseException) -> tuple[int, str, str]:
     """Status, title and text of the page about an error."""
@@ -41,6 +43,12 @@ def explain(error: BaseException) -> tuple[int, str, str]:
             return 403, "The database refuses", text
         case DatabaseError():
             return 400, "The database refuses", text
+        # As the cause, too: a server with a full disk refuses sessions, and seems to be away.
+        case _ if isinstance(error, _FULL) or isinstance(error.__cause__, _FULL):
+            return 503, "The server has no room", (
+                f"{text} Its disk is full: make room there, or give it more. Until then it takes "
+                "nothing new; what it has taken is safe. This page tries again by itself."
+            )  # fmt: skip
         case DatabaseUnavailableError() | asyncpg.PostgresError() | asyncpg.InterfaceError():
             return 503, "The database is away", f"{text} This page tries again by itself."
         case SchemaError():
