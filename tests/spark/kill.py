@@ -1,10 +1,14 @@
 """Pipelines that are killed at any moment: `python tests/spark/kill.py --dsn … --seeds 20`.
 
-Each pipeline runs in a process of its own, which is told when to begin. At a moment that the seed
-chooses something is killed: that process with all that it started (`driver`), one of its Python
-workers (`worker`), or a process of the server, which then ends all others and recovers (`server`).
-Then the pipeline runs again until it ends in peace, and what it was to bring over must be there,
-once each; see `killed` for what that is. A failure ends nothing: the table in the end has all.
+Pipelines run in another process, which is told when to begin. At a moment that the seed chooses
+something is killed: that process with all that it started (`driver`), one of its Python workers
+that has something in hand (`worker`), or a process of the server, which then ends all others and
+recovers (`server`). Then what was killed runs again until it ends in peace, and what it was to
+bring over must be there, once each; see `killed` for what that is. A failure of a pipeline ends
+that only: the table in the end has all.
+
+A driver and a server have all pipelines at the same time, each with a database of its own, as a
+session of Spark takes longer to start than all of them to run; a worker has one at a time.
 
 The DSN is that of a server of this user, where databases of these tests may be made. Nothing else
 should be on that server, as it is killed.
@@ -13,7 +17,6 @@ should be on that server, as it is killed.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import random
 import signal
@@ -21,21 +24,18 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-from psycopg import conninfo, sql
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from spark.killed import ALL, Pipeline
-from spark.killing import Archiver, Runner, await_server, kill_server
+from spark.killing import Archiver, Runner, await_server, database, kill_server
 
 VICTIMS = ("driver", "worker", "server")
 _TRIES = 12
@@ -57,145 +57,149 @@ class Result:
 
 
 class Case:
-    """One pipeline with one engine, in a database of its own: victims and seeds in turn."""
+    """Pipelines that one process runs at the same time, each in a database of its own."""
 
-    def __init__(self, dsn: str, name: str, engine: str, folder: Path) -> None:
-        self.name, self.engine = name, engine
-        self.folder = folder / f"{name}-{engine}"
-        self.folder.mkdir()
-        self.dsn = dsn
-        self.pipeline: Pipeline = ALL[name](self.dsn, self.folder)
-        self.pipeline.begin()
-        self._usual = 1.0 if engine == "local" else 3.0
-        self._seed = 0
+    def __init__(self, dsns: Mapping[str, str], engine: str, folder: Path) -> None:
+        self.dsns, self.engine, self.folder = dsns, engine, folder
+        self.pipelines: dict[str, Pipeline] = {}
+        for name, dsn in dsns.items():
+            (folder / name).mkdir(parents=True)
+            self.pipelines[name] = ALL[name](dsn, folder / name)
+            self.pipelines[name].begin()
+        self._server = next(iter(dsns.values()))
+        self._seed = -1
         self._runner: Runner | None = None
         self._next: Runner | None = None
 
-    def run(self, victim: str, seeds: int, tell: Callable[[str], Any]) -> Result:
+    def run(self, victim: str, seeds: int, tell: Callable[[str], Any]) -> list[Result]:
         """Kill the victim once for each seed."""
-        result = Result(self.name, self.engine, victim)
+        results = {name: Result(name, self.engine, victim) for name in self.pipelines}
+        self._prepare()
+        self._usual = self._in_peace(results)
         for number in range(seeds):
-            try:
-                self._kill(victim, random.Random(f"{victim}{number}"), result)
-                result.rows = self.pipeline.check(self._seed)
-                said = f"{result.rows} rows, once each"
-            except AssertionError as error:
-                result.failure = said = str(error)
-            result.seeds += 1
-            self._seed += 1
-            tell(f"{self.name}/{self.engine} {victim} {number}: {said}")
-            if result.failure:
-                break
-        return result
+            left = {name: it for name, it in results.items() if not it.failure}
+            if left:
+                self._kill(victim, random.Random(f"{victim}{number}"), left)
+            for name, result in left.items():
+                result.seeds += 1
+                with _failing(result):
+                    result.rows = self.pipelines[name].check(self._seed)
+                said = result.failure or f"{result.rows} rows, once each"
+                tell(f"{name}/{self.engine} {victim} {number}: {said}")
+        return list(results.values())
 
     def end(self) -> None:
         for runner in (self._runner, self._next):
             if runner is not None:
                 runner.end()
 
-    def _kill(self, victim: str, chosen: random.Random, result: Result) -> None:
+    def _prepare(self) -> None:
+        self._seed += 1
+        for pipeline in self.pipelines.values():
+            pipeline.prepare(self._seed)
+
+    def _kill(self, victim: str, chosen: random.Random, results: Mapping[str, Result]) -> None:
         with self._beside():
-            self._kill_once(victim, chosen, result)
+            self._prepare()
+            self._kill_once(victim, chosen, results)
         # Also what ended in peace runs again: it shall find nothing to do.
-        self._in_peace()
+        self._in_peace(results)
 
     def _beside(self) -> AbstractContextManager[object]:
         """Messages are archived while an export is killed, and not any more when it is checked."""
-        if self.name != "export":
+        if "export" not in self.dsns:
             return nullcontext()
-        return Archiver(self.dsn, 10**9 + self._seed * 10**6)
+        return Archiver(self.dsns["export"], 10**9 + self._seed * 10**6)
 
-    def _kill_once(self, victim: str, chosen: random.Random, result: Result) -> None:
-        self.pipeline.prepare(self._seed)
+    def _kill_once(self, victim: str, chosen: random.Random, results: Mapping[str, Result]) -> None:
         runner = self._ready(ahead=victim == "driver")
-        runner.begin(self._seed)
+        since = time.monotonic()
+        runner.begin(self._seed, results)
+        done: dict[str, str] = {}
         ended = threading.Event()
-        answer: list[str] = []
 
         def listen() -> None:
-            answer.append(runner.hear("done"))
+            done.update(self._listen(runner, results, done))
             ended.set()
 
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
-        if not ended.wait(chosen.uniform(0, 1.1 * self._usual)):
-            result.killed += self._strike(victim, runner, ended)
+        if ended.wait(chosen.uniform(0, 1.1 * self._usual)):
+            self._usual = time.monotonic() - since
+        else:
+            before = set(done)
+            if self._strike(victim, runner, ended):
+                for name in results.keys() - before:
+                    results[name].killed += 1
         listener.join()
         if victim == "driver":
             runner.end()
             self._runner = None
-        await_server(self.dsn)
-        if answer[0].startswith("done") and victim != "driver":
-            result.survived += 1
+        await_server(self._server)
+        for name, answer in done.items():
+            results[name].survived += answer == "done" and victim != "driver"
+
+    def _listen(self, runner: Runner, names: Iterable[str], done: dict[str, str]) -> dict[str, str]:
+        """Gather how each ended; a dead process has ended all."""
+        while missing := set(names) - done.keys():
+            name, _, how = runner.hear().partition(" ")
+            if not name:
+                return dict.fromkeys(missing, "")
+            done[name] = how
+        return done
 
     def _strike(self, victim: str, runner: Runner, ended: threading.Event) -> bool:
         if victim == "driver":
             runner.end()
         elif victim == "server":
-            kill_server(self.dsn)
+            kill_server(self._server)
+        elif (worker := runner.working(ended)) is None:
+            return False
         else:
-            while (worker := runner.worker()) is None:
-                if ended.wait(0.01):
-                    return False
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
         return True
 
-    def _in_peace(self) -> None:
-        said = ""
+    def _in_peace(self, results: Mapping[str, Result]) -> float:
+        """Run until all have ended well, and tell how long the last run took."""
+        left = dict.fromkeys(results, "")
         for _ in range(_TRIES):
-            self.pipeline.relax()
+            for name in left:
+                self.pipelines[name].relax()
             runner = self._ready()
             since = time.monotonic()
-            runner.begin(self._seed)
-            said = runner.hear("done")
-            if said.startswith("done"):
-                # The first one of a session is slower.
-                self._usual = min(max(0.3, time.monotonic() - since), 2 * self._usual)
-                return
-            # Spark looks for data sources once; a driver whose worker was killed then has to go.
-            if not said or "DATA_SOURCE_NOT_FOUND" in said:
+            runner.begin(self._seed, left)
+            done = self._listen(runner, left, {})
+            left = {name: how for name, how in done.items() if how != "done"}
+            if not left:
+                return time.monotonic() - since
+            if not all(left.values()):
                 runner.end()
                 self._runner = None
-        raise AssertionError(f"does not end: {said or 'the process died'}")
+        for name, how in left.items():
+            results[name].failure = f"does not end: {how or 'the process died'}"
+        return 1.0
 
     def _ready(self, *, ahead: bool = False) -> Runner:
         """Give a process that waits to be told; `ahead`: begin another one, to take its place."""
         if self._runner is None:
             self._runner = self._next or self._new()
             self._next = None
-            self._runner.hear("ready")
+            assert self._runner.hear() == "ready"
         if ahead and self._next is None:
             self._next = self._new()
         return self._runner
 
     def _new(self) -> Runner:
-        return Runner(self.name, self.engine, self.dsn, self.folder)
+        return Runner(self.engine, self.dsns, self.folder)
 
 
-def _database(dsn: str, name: str) -> str:
-    """Make a database as a fresh install leaves it, and give its address."""
-    with closing(psycopg.connect(dsn, autocommit=True)) as session:
-        for statement in ("drop database if exists {} with (force)", "create database {}"):
-            session.execute(sql.SQL(statement).format(sql.Identifier(name)))
-    made = conninfo.make_conninfo(dsn, dbname=name)
-    asyncio.run(_install(made))
-    return made
-
-
-async def _install(dsn: str) -> None:
-    import asyncpg
-
-    from notifyq import migrate
-
-    given = conninfo.conninfo_to_dict(dsn)
-    names = {"host": "host", "port": "port", "user": "user", "dbname": "database"}
-    wanted: dict[str, Any] = {names[key]: given[key] for key in names.keys() & given.keys()}
-    session = await asyncpg.connect(**wanted)
+@contextmanager
+def _failing(result: Result) -> Iterator[None]:
     try:
-        await migrate.install(session)
-    finally:
-        await session.close()
+        yield
+    except AssertionError as error:
+        result.failure = str(error)
 
 
 def table(results: list[Result]) -> str:
@@ -221,18 +225,21 @@ def matrix(
 ) -> list[Result]:
     """Run all cases that there are of these."""
     results = []
-    for name in names:
-        for engine in engines:
-            if engine == "local" and ALL[name].wants_spark:
-                continue
-            case = Case(_database(dsn, f"kill_{name}_{engine}"), name, engine, folder)
-            try:
-                for victim in victims:
-                    # Threads of the driver have no process of their own.
-                    if victim != "worker" or engine == "spark":
-                        results += [case.run(victim, seeds, tell)]
-            finally:
-                case.end()
+    for engine in engines:
+        known = [name for name in names if engine == "spark" or not ALL[name].wants_spark]
+        for victim in victims:
+            # Threads of the driver have no process of their own.
+            if victim == "worker":
+                groups = [[name] for name in known] if engine == "spark" else []
+            else:
+                groups = [known] if known else []
+            for group in groups:
+                dsns = {name: database(dsn, f"kill_{name}_{engine}") for name in group}
+                case = Case(dsns, engine, folder / "-".join([engine, victim, *group]))
+                try:
+                    results += case.run(victim, seeds, tell)
+                finally:
+                    case.end()
     return results
 
 

@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from notifyq.spark.connection import connect
 from notifyq.spark.engine import LocalEngine, SparkEngine
 from notifyq.spark.lake import Lake
+from notifyq.spark.session import register, session
 from spark.archived import archive
 
 if TYPE_CHECKING:
@@ -233,6 +234,7 @@ class Write(Pipeline):
         self.ask("select messages.create_queue('written')")
 
     def run(self, seed: int, spark: Any) -> None:
+        register(session())
         frame = spark.range(seed * MANY, (seed + 1) * MANY, numPartitions=4)
         writer = frame.selectExpr("struct(id as n) as message").write.format("notifyq")
         options = {"dsn": self.dsn, "load": f"seed {seed}", "queue": "written"}

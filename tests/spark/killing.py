@@ -1,25 +1,31 @@
 """Processes that are killed: pipelines, the workers of Spark, and the server.
 
-As a program it is a pipeline in a process: a line in is a seed to run, a line out says how it went.
+As a program it runs pipelines: a line in is a seed and what to run, a line out says how one went.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg import conninfo, sql
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from spark.killed import Pipeline
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -29,6 +35,31 @@ from spark.archived import archive
 from spark.killed import ALL
 
 _TESTS = Path(__file__).parents[1]
+
+
+def database(dsn: str, name: str) -> str:
+    """Make a database as a fresh install leaves it, and give its address."""
+    with closing(psycopg.connect(dsn, autocommit=True)) as session:
+        for statement in ("drop database if exists {} with (force)", "create database {}"):
+            session.execute(sql.SQL(statement).format(sql.Identifier(name)))
+    made = conninfo.make_conninfo(dsn, dbname=name)
+    asyncio.run(_install(made))
+    return made
+
+
+async def _install(dsn: str) -> None:
+    import asyncpg
+
+    from notifyq import migrate
+
+    given = conninfo.conninfo_to_dict(dsn)
+    names = {"host": "host", "port": "port", "user": "user", "dbname": "database"}
+    wanted: dict[str, Any] = {names[key]: given[key] for key in names.keys() & given.keys()}
+    session = await asyncpg.connect(**wanted)
+    try:
+        await migrate.install(session)
+    finally:
+        await session.close()
 
 
 class Archiver:
@@ -69,14 +100,14 @@ class Archiver:
 
 
 class Runner:
-    """A process that runs a pipeline each time that it is told to."""
+    """A process that runs pipelines each time that it is told to, at the same time."""
 
-    def __init__(self, name: str, engine: str, dsn: str, folder: Path) -> None:
-        command = [sys.executable, __file__, name, "--engine", engine]
+    def __init__(self, engine: str, dsns: Mapping[str, str], folder: Path) -> None:
+        command = [sys.executable, __file__, "--engine", engine, "--folder", str(folder)]
         self._log = (folder / "log").open("ab")
         self._process = subprocess.Popen(
-            [*command, "--folder", str(folder)],
-            env={**os.environ, "NOTIFYQ_DSN": dsn, "PYTHONPATH": str(_TESTS)},
+            command,
+            env={**os.environ, "NOTIFYQ_DSNS": json.dumps(dict(dsns)), "PYTHONPATH": str(_TESTS)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -84,19 +115,17 @@ class Runner:
             start_new_session=True,
         )
 
-    def hear(self, word: str) -> str:
-        """Give the next line, which begins with the word unless the process is dead."""
+    def hear(self) -> str:
+        """Give the next line; an empty one says that the process is dead."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if line and not line.startswith((word, "failed")):
-            raise AssertionError(f"{line!r} is not {word}")
-        return line
+        return self._process.stdout.readline().strip()
 
-    def begin(self, seed: int) -> None:
+    def begin(self, seed: int, names: Iterable[str]) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{seed}\n")
-        self._process.stdin.flush()
-        self.hear("begun")
+        # What is dead is heard.
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{seed} {' '.join(names)}\n")
+            self._process.stdin.flush()
 
     def end(self) -> None:
         with suppress(ProcessLookupError):
@@ -106,13 +135,26 @@ class Runner:
             with suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
 
-    def worker(self) -> int | None:
-        """Find a Python worker."""
-        return next(workers(self._process.pid), None)
+    def working(self, ended: threading.Event) -> int | None:
+        """Await one of its Python workers that has something in hand."""
+        return working(self._process.pid, ended)
+
+
+def working(root: int, ended: threading.Event) -> int | None:
+    """Await a Python worker below a process that has something in hand; None: it ended before."""
+    before: dict[int, str] = {}
+    while not ended.wait(0.01):
+        for pid in workers(root):
+            # Its time on a processor: one that waits for work uses none.
+            with suppress(OSError):
+                used = Path(f"/proc/{pid}/schedstat").read_text().split()[0]
+                if before.setdefault(pid, used) != used:
+                    return pid
+    return None
 
 
 def workers(root: int) -> Iterator[int]:
-    """Find the Python workers of Spark below a process: what their parent has forked."""
+    """Find the Python workers of Spark below a process: what their daemon has forked."""
     return (pid for pid in _below(root) if _is_worker(pid))
 
 
@@ -127,8 +169,9 @@ def _below(pid: int) -> Iterator[int]:
 def _is_worker(pid: int) -> bool:
     with suppress(OSError, ValueError):
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        lines = [Path(f"/proc/{it}/cmdline").read_bytes() for it in (pid, parent)]
-        return all(b"daemon" in line and b"python" in line for line in lines)
+        line, above = (Path(f"/proc/{it}/cmdline").read_bytes() for it in (pid, parent))
+        # The daemon is no worker; nor is it found by what it is called, as the JVM is told that.
+        return line == above and b"daemon" in line
     return False
 
 
@@ -153,13 +196,12 @@ def await_server(dsn: str) -> None:
             return
 
 
-def serve(name: str, engine: str, folder: Path) -> None:
+def serve(engine: str, folder: Path) -> None:
     """Be the process that may be killed."""
     from notifyq.spark.session import session
 
-    dsn = os.environ["NOTIFYQ_DSN"]
     short = {
-        "spark.driver.memory": "700m",
+        "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
         "spark.sql.streaming.pollingDelay": "20ms",
@@ -169,21 +211,35 @@ def serve(name: str, engine: str, folder: Path) -> None:
     if engine == "spark":
         spark = session("kill", master="local[2,4]", is_short=True, conf=short)
         spark.range(4).rdd.map(str).count()  # a worker is there
-    pipeline = ALL[name](dsn, folder)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print("begun", flush=True)
-        try:
-            pipeline.run(int(line), spark)
-            print("done", flush=True)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is told
-            print(f"failed: {type(error).__name__}: {error}".replace("\n", " ")[:1000], flush=True)
+    pipelines = {
+        name: ALL[name](dsn, folder / name)
+        for name, dsn in json.loads(os.environ["NOTIFYQ_DSNS"]).items()
+    }
+    _say("ready")
+    with ThreadPoolExecutor(len(pipelines)) as pool:
+        for line in sys.stdin:
+            seed, *names = line.split()
+            for name in names:
+                pool.submit(_run, pipelines[name], int(seed), spark)
+
+
+def _run(pipeline: Pipeline, seed: int, spark: Any) -> None:
+    try:
+        pipeline.run(seed, spark)
+        _say(f"{pipeline.name} done")
+    except Exception as error:  # noqa: BLE001  whatever it is, it is told
+        said = f"{type(error).__name__}: {error}".replace("\n", " ")
+        _say(f"{pipeline.name} failed: {said[:1000]}")
+
+
+def _say(line: str) -> None:
+    # In one piece: threads may speak at the same time.
+    os.write(1, f"{line}\n".encode())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=ALL)
     parser.add_argument("--engine", choices=("local", "spark"), required=True)
     parser.add_argument("--folder", type=Path, required=True)
     given = parser.parse_args()
-    serve(given.name, given.engine, given.folder)
+    serve(given.engine, given.folder)

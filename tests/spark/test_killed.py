@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from spark import kill
 from spark.killed import ALL
-from spark.killing import workers
+from spark.killing import working
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def test_what_is_killed_in_threads_loses_and_doubles_nothing(
     database: str, tmp_path: Path, name: str
 ) -> None:
-    case = kill.Case(database, name, "local", tmp_path)
+    case = kill.Case({name: database}, "local", tmp_path)
     try:
-        result = case.run("driver", 1, print)
+        [result] = case.run("driver", 1, print)
     finally:
         case.end()
     assert not result.failure
@@ -37,19 +37,14 @@ def test_a_worker_of_spark_that_is_killed_loses_and_doubles_nothing(
     pipeline = ALL[name](database, tmp_path)
     pipeline.begin()
     pipeline.prepare(0)
-    idle = set(workers(os.getpid()))
+    ended = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(pipeline.run, 0, spark)
-        killed = 0
-        while not killed and not wait([running], timeout=0.01).done:
-            # One that waits for work, or one that has some: Spark tells neither.
-            for worker in set(workers(os.getpid())) - idle or idle:
-                with suppress(ProcessLookupError):
-                    os.kill(worker, signal.SIGKILL)
-                    killed += 1
-                break
+        running.add_done_callback(lambda _: ended.set())
+        worker = working(os.getpid(), ended)
+        assert worker is not None
+        os.kill(worker, signal.SIGKILL)
         wait([running])
-    assert killed
     # Spark tries a task again, or the whole fails, and is run again.
     pipeline.relax()
     pipeline.run(0, spark)

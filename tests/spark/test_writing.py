@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from database import ROOT
 from docs.pages import blocks
+from notifyq.spark.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +54,17 @@ async def test_a_load_is_published_once(
     write(frame, database, load="j", queue="default")
     assert await live(connection) == 1000
     assert not await bells.heard()
+
+
+async def test_a_thread_that_asks_for_the_session_publishes(
+    spark: Any, connection: Connection, database: str
+) -> None:
+    def publish() -> None:
+        assert session() is spark
+        write(spark.range(3).selectExpr("'{}' as message"), database, load="t", queue="default")
+
+    await asyncio.to_thread(publish)
+    assert await live(connection) == 3
 
 
 async def test_rows_say_where_they_go(spark: Any, connection: Connection, database: str) -> None:

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +46,20 @@ def session(
     """Give the active session of Spark, else a new one, with UTC and filters that reach PostgreSQL.
 
     Settings of spark-submit win over those given here, and `conf` over those of notifyq. A session
-    that is there already is given as it is. `is_short`: starts sooner and works slower, for tests
-    and small runs.
+    that is there already is given as it is, also to a thread that did not start it. `is_short`:
+    starts sooner and works slower, for tests and small runs.
     """
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     if (active := SparkSession.getActiveSession()) is not None:
         return active
+    with suppress(PySparkRuntimeError):  # there is none in any thread
+        started = SparkSession.active()
+        # Spark finds data sources by name only in threads where a session is active, and this is
+        # what makes it so.
+        started.createDataFrame([], "nothing int")
+        return started
     builder = SparkSession.builder.appName(name)
     for key, value in {**_wanted(master, is_short=is_short), **(conf or {})}.items():
         if key not in _submitted():
@@ -65,6 +73,19 @@ def session(
     finally:
         if is_ours:
             del os.environ[_PYTHON]
+
+
+def register(spark: Any) -> None:
+    """Make sure that a session knows the data source `notifyq`.
+
+    Spark looks for data sources once, in a Python worker. If that is killed, the session would
+    answer DATA_SOURCE_NOT_FOUND for as long as it lives.
+    """
+    from pyspark_notifyq import DefaultSource
+
+    known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - not in Python
+    if not known.dataSourceExists(DefaultSource.name()):
+        spark.dataSource.register(DefaultSource)
 
 
 def _wanted(master: str | None, *, is_short: bool) -> dict[str, str]:

@@ -12,6 +12,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.spark.connection import connect
 from notifyq.spark.files import FileWriter, WrittenFile
 from notifyq.spark.lake import ARCHIVE, Lake
+from notifyq.spark.session import register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ def stream_to_lake(
     if name == ARCHIVE:
         raise ConfigurationError("the table archive is that of `notifyq spark export`")
     folder = Path(checkpoint) if checkpoint is not None else lake.root / "_checkpoints" / name
+    register(spark)
     events = (
         spark.readStream.format("notifyq")
         .option("dsn", dsn)
