@@ -44,8 +44,9 @@ comment on function messages.hold_lake(bigint) is
   'Keep a lake from other writers until the end of this transaction, and return what is known of '
   'it. Raises NQ031 for an unknown lake, and NQ032 at once if another session has it.';
 
--- One day of the archive, as far as it lies in the window: up to `most` rows are counted, of more
--- it tells in which blocks of the table they are. Rows come by time, so that those are its end.
+-- One day of the archive, as far as it lies in the window. One of which nothing was seen before is
+-- read whole: nobody counts its rows. Of another, up to `most` rows are counted; of more it tells
+-- in which blocks of the table they are. Rows come by time, so that those are its end.
 create or replace function messages._archive_part(
   relation text,
   day date,
@@ -67,8 +68,21 @@ declare
     select x.xid from pg_snapshot_xip(low) as x (xid) where pg_visible_in_snapshot(x.xid, high)
   );
   v_part messages.archive_part;
+  v_first xid8;
 begin
   v_part.day := day;
+  execute format('select a.xid from messages.%I as a order by a.xid limit 1', relation)
+  into v_first;
+  if v_first is null then
+    v_part.rows := 0;
+    return v_part;
+  end if;
+  if v_first >= pg_snapshot_xmax(low) then
+    v_part.first_block := 0;
+    v_part.until_block := pg_relation_size(format('messages.%I', relation)::regclass)
+      / current_setting('block_size')::bigint;
+    return v_part;
+  end if;
   execute format(
     'select count(*) from ('
     '  (select from messages.%I as a where a.xid >= %L and a.xid < %L and a.xid <> all (%L) '
@@ -127,6 +141,7 @@ begin
 end;
 $$;
 comment on function messages.archive_parts(pg_snapshot, pg_snapshot, integer) is
-  'Which days of the archive have rows that the snapshot high sees and low does not. Up to most '
-  'rows of a day are counted; where there are more, rows is null, and they are in the blocks of '
-  'its partition from first_block up to, and not including, until_block.';
+  'Which days of the archive may have rows that the snapshot high sees and low does not. Up to '
+  'most rows of a day are counted; where there are more, or where low sees nothing of the day, '
+  'rows is null, and they are in the blocks of its partition from first_block up to, and not '
+  'including, until_block.';
