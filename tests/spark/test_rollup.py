@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import random
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ from notifyq.database import Database
 from notifyq.errors import LakeError
 from notifyq.report import gather
 from notifyq.spark import rollup as module
+from notifyq.spark.counts import count, merge
 from notifyq.spark.engine import LocalEngine, SparkEngine
 from notifyq.spark.fingerprints import fingerprint
 from notifyq.spark.lake import Lake
@@ -213,3 +216,18 @@ async def test_spark_counts_the_same(
     grow(database, tmp_path / "lake", REST)
     assert rollup(database, tmp_path / "lake", engine=SparkEngine(spark)).messages == 3000
     assert await agrees(filled)
+
+
+def test_what_a_task_sends_is_not_larger_than_its_counts() -> None:
+    number, at = 200_000, datetime(2026, 3, 1, tzinfo=UTC)
+    instants = pa.repeat(pa.scalar(at, pa.timestamp("us", "UTC")), number)
+    given = {
+        **dict.fromkeys(("queue", "type", "status", "details"), pa.repeat("success", number)),
+        **dict.fromkeys(("created_at", "available_at", "locked_at", "archived_at"), instants),
+        "attempts": pa.repeat(1, number),
+        "handled_by": pa.array([f"worker-{it}" for it in range(number)]),
+    }
+    found = merge([count(pa.table(given))])
+    assert found is not None
+    assert len(found.workers) == number
+    assert len(pickle.dumps(found)) < 1.1 * found.workers.nbytes

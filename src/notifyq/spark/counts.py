@@ -252,7 +252,9 @@ def _total(
     how = {"sum": sums, "min": least, "max": largest, "last": last}
     wanted = [(name, by) for by, names in how.items() for name in names]
     grouped = table.group_by(key, use_threads=not last).aggregate(wanted)
-    return pa.table(
+    total = pa.table(
         {name: grouped[name] for name in key}
         | {name: grouped[f"{name}_{by}"] for name, by in wanted}
     )
+    # A task sends this, and its chunks are slices, each of which would be sent with all of them.
+    return total.combine_chunks()

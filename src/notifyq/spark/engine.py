@@ -94,23 +94,29 @@ class SparkEngine:
         numbered = self._context.parallelize(list(enumerate(tasks)), len(tasks))
         done = self._context.accumulator([], _appending())
 
-        def attempt(task: tuple[int, T]) -> tuple[int, R | _Refused]:
+        def attempt(task: tuple[int, T]) -> list[_Refused]:
             result = _tried(work, task[1])
-            if not isinstance(result, _Refused):
-                done.add([(task[0], result)])
-            return task[0], result
+            if isinstance(result, _Refused):
+                return [result]
+            done.add([(task[0], result)])
+            return []
 
-        told: set[int] = set()
+        results: dict[int, R] = {}
 
         def tell() -> None:
             for number, result in list(done.value):
-                if number not in told and on_done is not None:
+                if number not in results and on_done is not None:
                     on_done(result)
-                told.add(number)
+                results.setdefault(number, result)
 
-        pairs = _beside(numbered.map(attempt).collect, tell)
-        tell()
-        return _results(pairs)
+        try:
+            refused = _beside(numbered.flatMap(attempt).collect, tell)
+            tell()
+        finally:
+            done.value = []  # Spark keeps an accumulator for as long as the driver lives
+        if refused:
+            raise refused[0].error
+        return [results[number] for number in range(len(tasks))]
 
 
 def _tried(work: Callable[[T], R], task: T) -> R | _Refused:
@@ -121,16 +127,6 @@ def _tried(work: Callable[[T], R], task: T) -> R | _Refused:
     except NotifyqError as error:
         # It would be the same again, and come as a page of text.
         return _Refused(error)
-
-
-def _results(pairs: Sequence[tuple[int, R | _Refused]]) -> list[R]:
-    """Give the results in the order of the tasks; raise what a task was ended by."""
-    results: list[R] = []
-    for _, result in sorted(pairs, key=lambda pair: pair[0]):
-        if isinstance(result, _Refused):
-            raise result.error
-        results.append(result)
-    return results
 
 
 def _beside(collect: Callable[[], R], tell: Callable[[], None]) -> R:
