@@ -24,6 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from bench.charts import draw_rates
 from bench.footprint import memory, processors
 
 if TYPE_CHECKING:
@@ -249,6 +250,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--way", action="append", choices=WAYS, help="only this; repeatable")
+    parser.add_argument("--chart", type=Path, help="a PNG file to draw the rates into")
     parser.add_argument("--in-process", choices=WAYS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if not given.dsn:
@@ -262,6 +264,7 @@ def main() -> None:
         made = sample(given.dsn, messages=given.messages)
         sys.stdout.write(f"sample: {made.messages / made.seconds:.0f} rows/s\n")
     rows = _rows(given.dsn)
+    rates: dict[str, float] = {}
     for way in given.way or WAYS:
         command = [sys.executable, "-m", "bench.spark", "--in-process", way]
         command += ["--rounds", str(given.rounds)]
@@ -285,6 +288,9 @@ def main() -> None:
             f"processors {here:.1f} + {there:.1f} s  {most[0] / 2**20:.0f} MB\n"
         )
         sys.stdout.flush()
+        rates[way] = done / taken
+    if given.chart is not None:
+        draw_rates(rates, f"{rows:,} archived messages, {given.rounds} rounds", given.chart)
 
 
 if __name__ == "__main__":

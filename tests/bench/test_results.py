@@ -133,3 +133,9 @@ def test_an_unknown_case_or_system_is_one_line(capfd: pytest.CaptureFixture[str]
     for option in ("--case", "--system"):
         assert cli._invoke(["bench", option, "nothing"], debug=False) == 1
         assert capfd.readouterr().err.startswith("notifyq: there is no ")
+
+
+def test_rates_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    charts.draw_rates({"export": 300_000.0, "read": 2.5}, "2 rows", tmp_path / "rates.png")
+    assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
