@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .flow import measure_flow
 from .place import LOST, Measured, Place, Sizes, latency, one_by_one, publish
 from .processes import run_pgbench
-from .results import percentiles
+from .results import OURS, percentiles
 from .streams import (
     has_streams,
     measure_stream_held,
@@ -237,5 +238,6 @@ CASES = {
         Case("stream-idle", measure_stream_idle, has_streams),
         Case("stream-held", measure_stream_held, has_streams),
         Case("limits", measure_limits, lambda system: system.name == LIMIT),
+        Case("flow", measure_flow, lambda system: system.name == OURS),
     )
 }

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_FAR = 10
+"""From this ratio of the longest bar to the shortest on, the scale is logarithmic."""
+
+
 def draw(results: Results, folder: Path) -> list[Path]:
     """Draw into the folder and return the files; raise where matplotlib is missing."""
     _prepare()
@@ -77,8 +81,12 @@ def _draw_case(results: Results, case: str, name: str, folder: Path) -> Path | N
         axes.bar_label(drawn, shown, fontsize=6, padding=2)
     axes.set_yticks(range(len(systems)), systems)
     axes.margins(x=0.1, y=0.01)
-    axes.set_xscale("log")  # peers differ by factors of a hundred
-    axes.set_xlabel(f"{metric.label}, {metric.unit} (log scale)")
+    label = f"{metric.label}, {metric.unit}"
+    drawn_values = [value for values in bars.values() for value in values if value]
+    if max(drawn_values) > _FAR * min(drawn_values):
+        axes.set_xscale("log")  # peers differ by factors of a hundred
+        label += " (log scale)"
+    axes.set_xlabel(label)
     axes.set_title(f"{case}: median of {results.options['rounds']} rounds")
     axes.legend(fontsize=7)
     figure.text(0.01, 0.005, fill(machine_line(results), 200), fontsize=5)

@@ -6,8 +6,12 @@ import os
 import platform
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from notifyq import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LOOKS = 20
@@ -50,6 +54,20 @@ def cpu_seconds(roots: list[int]) -> float | None:
         total = _walk(roots)
         waited = now
     return total / _TICKS
+
+
+def on_cpu(pids: Sequence[int]) -> float | None:
+    """Return the seconds that these processes have been on a processor so far, to the microsecond.
+
+    None where the kernel does not tell, or where one of them is not of this machine.
+    """
+    if any(parent(pid) is None for pid in pids):
+        return None
+    try:
+        told = [Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8") for pid in pids]
+    except OSError:
+        return None
+    return sum(int(text.split()[0]) for text in told) / 1e9
 
 
 def _stat(pid: int | str) -> list[str]:

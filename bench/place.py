@@ -57,6 +57,10 @@ class Sizes:
     """Of a batch of a stream."""
     held: int = 20
     """Seconds for which a stream is used while a snapshot is held, before the second look."""
+    sessions: tuple[int, ...] = (1, 2)
+    """That work off a queue with a limit."""
+    turns: int = 3
+    """How often each limit is measured in a round, between the others."""
 
     @classmethod
     def quick(cls) -> Sizes:
@@ -64,6 +68,7 @@ class Sizes:
         return cls(
             rounds=1, seconds=1, clients=(1, 64), backlog=2000, patience=2.0, steady=2, idle=10,
             dead_rows=2000, processes=(2,), events=20_000, held=2,
+            turns=1,
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TINY = replace(
     Sizes.quick(), clients=(2,), bulk=10, backlog=300, patience=30.0, rate=50, steady=1, idle=3,
-    dead_rows=100, events=300, held=0,
+    dead_rows=100, events=300, held=0, sessions=(2,),
 )  # fmt: skip
 
 
@@ -26,7 +26,7 @@ async def test_a_run_measures_what_it_says(server: str) -> None:
     said: list[str] = []
     kept: list[Results] = []
     streams = ["stream-publish", "stream-read", "stream-idle", "stream-held"]
-    cases = chosen_cases(["publish", "drain", "steady", "idle", "held", *streams, "limits"])
+    cases = chosen_cases(["publish", "drain", "steady", "idle", "held", *streams, "limits", "flow"])
     results = await run(
         server,
         cases,
@@ -37,11 +37,15 @@ async def test_a_run_measures_what_it_says(server: str) -> None:
     )
     assert not results.not_run
     assert kept == [results]
-    assert said[-1] == "11 of 11: round 1 of 1, limits: limit"
+    assert said[-1] == "12 of 12: round 1 of 1, flow: notifyq"
     assert {sample.case for sample in results.samples} == {case.name for case in cases}
     assert {sample.system for sample in results.samples if sample.case == "publish"} == {
         "notifyq", "notifyq publish()", "bare INSERT",
     }  # fmt: skip
+    flow = [sample for sample in results.samples if sample.case == "flow"]
+    assert {sample.system for sample in flow} >= {"notifyq", "notifyq, fair", "notifyq, rate"}
+    assert {sample.variant for sample in flow} == {"100 keys, 2 sessions", "1500 keys, 2 sessions"}
+    assert all(sample.values["server_cpu"] > 0 for sample in flow)
     for sample in results.samples:
         assert "left" not in sample.values, f"{sample} has messages that were not handled"
         assert sample.values.get("rate", 1) > 0
