@@ -5,22 +5,51 @@
 -- calls:   nothing
 -- raises:  nothing
 
+-- Transactions other than this one that are under way. What they have locked they keep, mostly:
+-- claims of the same moment need not read it to be told so.
+create or replace function messages._under_way()
+  returns xid[]
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_snapshot constant pg_snapshot := pg_current_snapshot();
+  v_next constant xid8 := pg_snapshot_xmax(v_snapshot);
+begin
+  -- A snapshot names those before the last one that has ended; the others have begun since.
+  return array(
+    select s.id::xid from pg_snapshot_xip(v_snapshot) as s (id)
+    union all
+    select (v_next::text::bigint + n.later)::text::xid8::xid
+    from generate_series(0, least(age(v_next::xid), 1000) - 1) as n (later)
+  );
+end;
+$$;
+
 -- Keys of which something waits, up to quantity of them, from one on and up to another, and of
--- each the message that is handed out first. Ordered as the index of what waits is: the other one
--- has what is locked and scheduled as well. It is read in pieces: behind the last key of one begins
--- the next, which is larger where little waits of each key.
+-- each the message that is handed out first: not one of given, and none that another transaction
+-- has just locked. Ordered as the index of what waits is: the other one has what is locked and
+-- scheduled as well. It is read in pieces: behind the last key of one begins the next, which is
+-- larger where little waits of each key, and as large as what is missing takes by then.
 create or replace function messages._waiting_keys(
-  queue text, first text, last text, quantity integer, out _keys text[], out _ids bigint[]
+  queue text, first text, last text, quantity integer, given bigint[],
+  out _keys text[], out _ids bigint[]
 )
   language plpgsql
   stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  -- As in _look(): what waits of a whole queue would be read, and sorted, for each of its keys.
+  set enable_sort = off
   set enable_bitmapscan = off
   set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
+declare
+  v_busy constant xid[] := messages._under_way();
 begin
   with recursive pieces as (
     (
@@ -29,6 +58,7 @@ begin
       where m.queue = _waiting_keys.queue
         and m.state = 'waiting'
         and m.key >= _waiting_keys.first
+        and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_waiting_keys.given))
       order by m.key, m.priority desc, m.id
       limit 1
     )
@@ -36,7 +66,9 @@ begin
     select n.keys, n.ids, n.last,
       -- Of a piece with but one key the next ones are read alone, and then another piece.
       case when p.size < 0 then p.size + 1 when p.size = 0 then 16 when n.last = n.keys[1] then -8
-        else least(2 * p.size, 64) end,
+        else least(2 * p.size, 256, 8 + p.size * (
+          _waiting_keys.quantity - p.seen - cardinality(n.keys)
+        ) / cardinality(n.keys)) end,
       p.seen + cardinality(n.keys)
     from pieces as p
     cross join lateral (
@@ -47,6 +79,7 @@ begin
           and m.queue = _waiting_keys.queue
           and m.state = 'waiting'
           and m.key > p.last
+          and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_waiting_keys.given))
         order by m.key, m.priority desc, m.id
         limit 1
       )
@@ -61,6 +94,7 @@ begin
             and m.queue = _waiting_keys.queue
             and m.state = 'waiting'
             and m.key > p.last
+            and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_waiting_keys.given))
           order by m.key, m.priority desc, m.id
           limit p.size
         ) as r

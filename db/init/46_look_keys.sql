@@ -20,6 +20,7 @@ create or replace function messages._of_keys(
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set enable_sort = off
   set enable_bitmapscan = off
   set jit = off
   set plan_cache_mode = force_generic_plan
@@ -134,7 +135,7 @@ begin
       select w._keys into v_keys
       from messages._waiting_keys(
         queue.name, v_key, case when v_is_around then nullif(state.after_key, '') end,
-        v_keys_at_once
+        v_keys_at_once, v_ids
       ) as w;
       v_ids := v_ids || messages._of_keys(
         queue, v_keys, quantity - cardinality(v_ids), filter, state.running, v_ids, v_loose

@@ -22,6 +22,7 @@ create or replace function messages._pick_fair(
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set enable_sort = off
   set enable_bitmapscan = off
   set jit = off
   set plan_cache_mode = force_generic_plan

@@ -21,6 +21,7 @@ create or replace function messages._pick_equal(
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set enable_sort = off
   set enable_bitmapscan = off
   set jit = off
   set plan_cache_mode = force_generic_plan
@@ -97,14 +98,16 @@ begin
   for v_look in 1 .. 30 loop
     if v_known is null then
       select w.* into v_first
-      from messages._waiting_keys(queue, v_state.after_key, null, v_missing + 1) as w;
+      from messages._waiting_keys(
+        queue, v_state.after_key, null, v_missing + 1, v_ids
+      ) as w;
       v_keys := v_first._keys;
       v_firsts := v_first._ids;
       v_before := 0;
       if cardinality(v_keys) <= v_missing and v_state.after_key <> '' then
         select w.* into v_second
         from messages._waiting_keys(
-          queue, '', v_state.after_key, v_missing + 1 - cardinality(v_keys)
+          queue, '', v_state.after_key, v_missing + 1 - cardinality(v_keys), v_ids
         ) as w;
         v_keys := v_second._keys || v_keys;
         v_firsts := v_second._ids || v_firsts;
@@ -149,8 +152,10 @@ begin
         (count(*) filter (where t.key > v_state.after_key))::integer
       into v_turns, v_now
       from unnest(v_turns[v_last + 1:] || v_turns[:v_last]) with ordinality as t (key, place)
-      where t.key = any (v_pick._rich);
+      where t.key in (select r.key from unnest(v_pick._rich) as r (key));
       v_firsts := '{}';
+      -- Less than a round is left: a look finds those that have something.
+      exit when v_missing < cardinality(v_turns);
     end loop;
     -- Else another claim has had the first messages of more keys than are known.
     exit when v_missing = 0 or v_turns = '{}';

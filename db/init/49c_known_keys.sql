@@ -7,7 +7,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message (row locks)
--- calls:   nothing
+-- calls:   messages._under_way
 -- raises:  nothing
 
 create or replace function messages._known_keys_setting(queue text)
@@ -31,6 +31,7 @@ create or replace function messages._known_keys(queue text, quantity integer)
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set enable_sort = off
   set enable_bitmapscan = off
   set jit = off
   set plan_cache_mode = force_generic_plan
@@ -95,6 +96,7 @@ create or replace function messages._pick_known(
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
+  set enable_sort = off
   set enable_bitmapscan = off
   set jit = off
   set plan_cache_mode = force_generic_plan
@@ -103,6 +105,7 @@ declare
   v_number constant integer := cardinality(keys);
   v_each constant integer := quantity / v_number;
   v_more constant integer := quantity % v_number;
+  v_busy constant xid[] := messages._under_way();
 begin
   with found as materialized (
     select k.key, k.quantity, array(
@@ -112,6 +115,7 @@ begin
         and m.key > k.above
         and m.key <= k.key
         and m.state = 'waiting'
+        and (m.xmax = '0' or m.xmax <> all (v_busy))
       order by m.key, m.priority desc, m.id
       limit k.quantity
       for update skip locked

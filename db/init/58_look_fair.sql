@@ -61,14 +61,16 @@ begin
   for v_window in 1 .. case when v_equal is null then 30 else 0 end loop
     if not v_is_all then
       select w._keys into v_keys
-      from messages._waiting_keys(queue.name, v_state.after_key, null, v_missing + 1) as w;
+      from messages._waiting_keys(
+        queue.name, v_state.after_key, null, v_missing + 1, v_ids
+      ) as w;
       v_is_end := cardinality(v_keys) <= v_missing;
       if v_is_end and v_state.after_key = '' then
         v_is_all := true;
       elsif v_is_end then
         select w._keys into v_first
         from messages._waiting_keys(
-          queue.name, '', v_state.after_key, v_missing + 1 - cardinality(v_keys)
+          queue.name, '', v_state.after_key, v_missing + 1 - cardinality(v_keys), v_ids
         ) as w;
         v_is_all := cardinality(v_first) + cardinality(v_keys) <= v_missing;
         -- Where they are few, all of them at once, and as many rounds as are needed.

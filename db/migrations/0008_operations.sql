@@ -309,6 +309,8 @@ begin
       'text, interval, integer, integer, integer, integer, interval, integer, integer, interval, '
       'integer, boolean, boolean, integer, text, boolean, regtype, jsonb)')
     from (values ('create_queue'), ('alter_queue')) as f (name)
+    union all
+    select to_regprocedure('messages._waiting_keys(text, text, text, integer)')
   loop
     if v_function is not null then
       execute format('drop function %s', v_function);

@@ -237,18 +237,23 @@ async def test_a_claim_by_limits_reads_no_more_than_it_must(
     assert await connection.fetchval(locked) == 10 * TIMES
 
 
-async def test_a_fair_claim_of_few_keys_reads_what_it_hands_out(explained: Explained) -> None:
+@pytest.mark.parametrize(("keys", "quantity"), [(5, 10), (100, 500)])
+async def test_a_fair_claim_of_few_keys_reads_what_it_hands_out(
+    explained: Explained, keys: int, quantity: int
+) -> None:
     connection = explained.connection
-    await connection.execute("""
+    # Its name makes the index of the keys higher than that of what waits: as if that were cheaper.
+    queue = "many-tenants"
+    await connection.execute(f"""
         set auto_explain.log_min_duration = -1;
-        select messages.create_queue('q', fair => true);
+        select messages.create_queue('{queue}', fair => true);
         insert into messages.message (queue, message, key)
-        select 'q', '1', 'k' || i % 5 from generate_series(1, 20000) as i;
-        select messages.claim(array['q'], 10);
+        select '{queue}', '1', 'key ' || i % {keys} from generate_series(1, 20000) as i;
+        select messages.claim(array['{queue}'], {quantity});
         set auto_explain.log_min_duration = 0;
     """)
     for _ in range(TIMES):
-        plans = await explained.plans("select * from messages.claim(array['q'], 10)")
+        plans = await explained.plans(f"select * from messages.claim(array['{queue}'], {quantity})")
         assert any("above" in plan.text for plan in plans), "it did not go by the known keys"
         for plan in plans:
             assert "message" not in plan.scans, plan.text

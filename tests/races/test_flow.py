@@ -195,6 +195,34 @@ async def test_many_claimers_share_between_the_keys(
     assert min(others) > 0.7 * share
 
 
+@pytest.mark.parametrize("gold", [1, 2])
+async def test_a_fair_claim_has_what_another_one_of_that_moment_leaves(
+    connection: Connection, connect: Connect, gold: int
+) -> None:
+    await value(connection, "create_queue", name="q", fair=True)
+    if gold != 1:
+        await value(connection, "set_share", queue="q", key="gold", weight=float(gold))
+    keys = [f"k{n:03}" for n in range(200)]
+    first = await put(connection, keys)
+    second = await put(connection, keys)
+    holder = await connect()
+    transaction = holder.transaction()
+    await transaction.start()
+    held = await rows(holder, "claim", queues=["q"], quantity=200)
+    assert sorted(it["id"] for it in held) == first
+    had: list[asyncpg.Record] = []
+    seen = []
+    for quantity in (10, 90, 300):
+        had += await rows(connection, "claim", queues=["q"], quantity=quantity)
+        assert len({it["key"] for it in had}) == len(had)
+        seen.append(len(had))
+    assert seen == [10, 100, 200]
+    assert sorted(it["id"] for it in had) == second
+    await transaction.rollback()
+    freed = await rows(connection, "claim", queues=["q"], quantity=300)
+    assert sorted(it["id"] for it in freed) == first
+
+
 @pytest.mark.parametrize("before", [{}, {"rate": 1000}])
 async def test_a_claim_that_began_before_there_was_a_limit_is_counted(
     connection: Connection, connect: Connect, before: dict[str, Any]
