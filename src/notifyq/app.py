@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from pydantic import TypeAdapter
 
@@ -30,6 +30,7 @@ from notifyq.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
     from datetime import datetime, timedelta
+    from types import UnionType
 
     from opentelemetry.trace import TracerProvider
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from notifyq.events import Sink
     from notifyq.metrics import WorkerMetrics
     from notifyq.options import OnFailure
+    from notifyq.publisher import PublishManyOptions, PublishOptions
 
 log = logging.getLogger("notifyq.worker")
 
@@ -151,16 +153,17 @@ class App(Registrar):
         """Define, list, stop and remove what is published by the clock."""
         return Schedules(self.database)
 
-    async def publish(self, queue: str, payload: Any, **options: Any) -> Handle[Any]:
+    async def publish(
+        self, queue: str, payload: Any, **options: Unpack[PublishOptions]
+    ) -> Handle[Any]:
         """Publish one message and return its id; the options are those of `Publisher.publish`.
 
         The id is an int that knows the way to the result: `await handle.result()`.
         """
-        number = await self._publisher.publish(queue, payload, **options)
-        return Handle(number, self.results)
+        return Handle(await self._publisher.publish(queue, payload, **options), self.results)
 
     async def publish_many(
-        self, queue: str, payloads: Iterable[Any], **options: Any
+        self, queue: str, payloads: Iterable[Any], **options: Unpack[PublishManyOptions]
     ) -> list[Handle[Any]]:
         """Publish many; return their ids. The options are those of `Publisher.publish_many`."""
         numbers = await self._publisher.publish_many(queue, payloads, **options)
@@ -196,9 +199,9 @@ class App(Registrar):
     async def result(
         self, message_id: int, kind: type[R], *, timeout: timedelta | float | None = None
     ) -> R: ...
-    @overload
+    @overload  # not of Any: a result that is assigned to what it is not would fit
     async def result(
-        self, message_id: int, kind: Any = Any, *, timeout: timedelta | float | None = None
+        self, message_id: int, kind: UnionType = ..., *, timeout: timedelta | float | None = None
     ) -> Any: ...
     async def result(
         self, message_id: int, kind: Any = Any, *, timeout: timedelta | float | None = None
@@ -207,8 +210,7 @@ class App(Registrar):
 
         The result is validated as `kind`, by default it is the decoded JSON.
         """
-        handle: Handle[Any] = Handle(message_id, self.results, TypeAdapter(kind))
-        return await handle.result(timeout)
+        return await Handle(message_id, self.results, TypeAdapter(kind)).result(timeout)
 
     def publish_stream(
         self, queue: str, payloads: AsyncIterable[Any] | Iterable[Any], **options: Any
@@ -232,10 +234,8 @@ class App(Registrar):
 
         Of one that has not the limits that its handler's `policy` says there is a warning.
         """
-        wanted = queues or self.registry.queues()
-        return await self.admin.create_missing(
-            {queue: self.registry[queue].policy for queue in wanted}
-        )
+        wanted = {it: self.registry[it].policy for it in queues or self.registry.queues()}
+        return await self.admin.create_missing(wanted)
 
     async def create_subscriptions(self, streams: Sequence[str] = ()) -> list[tuple[str, str]]:
         """Create streams and subscriptions of the subscribers that are missing; return those."""
@@ -289,8 +289,8 @@ class App(Registrar):
                     await self.create_schedules(worker.queues)
             except AccessDeniedError:
                 log.warning(
-                    "the schedules of this app are left as they are, since only an admin may "
-                    "define them: `notifyq schedules apply`"
+                    "the schedules of this app are left as they are, as only an admin may define "
+                    "them: `notifyq schedules apply`"
                 )
             try:
                 await worker.run()

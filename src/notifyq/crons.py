@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from notifyq.handlers import Publishing
     from notifyq.registry import Registry
+    from notifyq.schedules import Overlap
 
 
 class CronOptions(HandlerOptions, total=False):
@@ -31,7 +32,7 @@ class CronOptions(HandlerOptions, total=False):
     priority: int
     key: str
     jitter: timedelta | float
-    overlap: str
+    overlap: Overlap
     backfill: int
     grace: timedelta | float
 

@@ -12,6 +12,7 @@ from typing import (
     Generic,
     Protocol,
     TypeVar,
+    Unpack,
     overload,
 )
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
     from notifyq.admin import Policy
+    from notifyq.publisher import PublishManyOptions, PublishOptions
     from notifyq.results import Handle
     from notifyq.retries import Retries
     from notifyq.tracing import Tracing
@@ -38,11 +40,13 @@ T = TypeVar("T")
 class Publishing(Protocol):
     """What publishes for a handler: its App."""
 
-    async def publish(self, queue: str, payload: Any, **options: Any) -> Handle[Any]:
+    async def publish(
+        self, queue: str, payload: Any, **options: Unpack[PublishOptions]
+    ) -> Handle[Any]:
         """Publish one message."""
 
     async def publish_many(
-        self, queue: str, payloads: Iterable[Any], **options: Any
+        self, queue: str, payloads: Iterable[Any], **options: Unpack[PublishManyOptions]
     ) -> list[Handle[Any]]:
         """Publish many."""
 
@@ -100,12 +104,12 @@ class Handler(Generic[F_co]):
             """Call the function itself, as in a unit test."""
             return self.function(*args, **kwargs)
 
-    async def _publish(self, payload: Any, options: dict[str, Any]) -> Handle[Any]:
+    async def _publish(self, payload: Any, options: PublishOptions) -> Handle[Any]:
         handle = await self.publisher.publish(self.queue, payload, **options)
         return handle.typed(self.result)
 
     async def _publish_many(
-        self, payloads: Iterable[Any], options: dict[str, Any]
+        self, payloads: Iterable[Any], options: PublishManyOptions
     ) -> list[Handle[Any]]:
         handles = await self.publisher.publish_many(self.queue, payloads, **options)
         return [handle.typed(self.result) for handle in handles]
@@ -118,38 +122,49 @@ class MessageHandler(Handler[F_co]):
 
     @overload
     async def publish(
-        self: MessageHandler[Callable[[], Awaitable[R]]], payload: Any = None, /, **options: Any
+        self: MessageHandler[Callable[[], Awaitable[R]]],
+        payload: Any = None,
+        /,
+        **options: Unpack[PublishOptions],
     ) -> Handle[R]: ...
     @overload
     async def publish(
         self: MessageHandler[Callable[Concatenate[Message, ...], Awaitable[R]]],
         payload: Any = None,
         /,
-        **options: Any,
+        **options: Unpack[PublishOptions],
     ) -> Handle[R]: ...
     @overload
     async def publish(
         self: MessageHandler[Callable[Concatenate[T, ...], Awaitable[R]]],
         payload: T,
         /,
-        **options: Any,
+        **options: Unpack[PublishOptions],
     ) -> Handle[R]: ...
     @overload
     async def publish(
-        self: MessageHandler[Callable[[], R]], payload: Any = None, /, **options: Any
+        self: MessageHandler[Callable[[], R]],
+        payload: Any = None,
+        /,
+        **options: Unpack[PublishOptions],
     ) -> Handle[R]: ...
     @overload
     async def publish(
         self: MessageHandler[Callable[Concatenate[Message, ...], R]],
         payload: Any = None,
         /,
-        **options: Any,
+        **options: Unpack[PublishOptions],
     ) -> Handle[R]: ...
     @overload
     async def publish(
-        self: MessageHandler[Callable[Concatenate[T, ...], R]], payload: T, /, **options: Any
+        self: MessageHandler[Callable[Concatenate[T, ...], R]],
+        payload: T,
+        /,
+        **options: Unpack[PublishOptions],
     ) -> Handle[R]: ...
-    async def publish(self, payload: Any = None, /, **options: Any) -> Handle[Any]:
+    async def publish(
+        self, payload: Any = None, /, **options: Unpack[PublishOptions]
+    ) -> Handle[Any]:
         """Publish a message to this handler's queue; options as for `App.publish`.
 
         For type checkers the payload is the first parameter of the function.
@@ -161,30 +176,32 @@ class MessageHandler(Handler[F_co]):
         self: MessageHandler[Callable[Concatenate[Message, ...], Awaitable[R]]],
         payloads: Iterable[Any],
         /,
-        **options: Any,
+        **options: Unpack[PublishManyOptions],
     ) -> list[Handle[R]]: ...
     @overload
     async def publish_many(
         self: MessageHandler[Callable[Concatenate[T, ...], Awaitable[R]]],
         payloads: Iterable[T],
         /,
-        **options: Any,
+        **options: Unpack[PublishManyOptions],
     ) -> list[Handle[R]]: ...
     @overload
     async def publish_many(
         self: MessageHandler[Callable[Concatenate[Message, ...], R]],
         payloads: Iterable[Any],
         /,
-        **options: Any,
+        **options: Unpack[PublishManyOptions],
     ) -> list[Handle[R]]: ...
     @overload
     async def publish_many(
         self: MessageHandler[Callable[Concatenate[T, ...], R]],
         payloads: Iterable[T],
         /,
-        **options: Any,
+        **options: Unpack[PublishManyOptions],
     ) -> list[Handle[R]]: ...
-    async def publish_many(self, payloads: Iterable[Any], /, **options: Any) -> list[Handle[Any]]:
+    async def publish_many(
+        self, payloads: Iterable[Any], /, **options: Unpack[PublishManyOptions]
+    ) -> list[Handle[Any]]:
         """Publish many, all or none; options as for `App.publish_many`."""
         return await self._publish_many(payloads, options)
 
@@ -199,16 +216,18 @@ class BatchHandler(Handler[F_co]):
         self: BatchHandler[Callable[Concatenate[list[T], ...], Awaitable[Sequence[R]]]],
         payload: T,
         /,
-        **options: Any,
+        **options: Unpack[PublishOptions],
     ) -> Handle[R]: ...
     @overload
     async def publish(
         self: BatchHandler[Callable[Concatenate[list[T], ...], Any]],
         payload: T,
         /,
-        **options: Any,
+        **options: Unpack[PublishOptions],
     ) -> Handle[Any]: ...
-    async def publish(self, payload: Any = None, /, **options: Any) -> Handle[Any]:
+    async def publish(
+        self, payload: Any = None, /, **options: Unpack[PublishOptions]
+    ) -> Handle[Any]:
         """Publish one message to this handler's queue; options as for `App.publish`."""
         return await self._publish(payload, options)
 
@@ -217,16 +236,18 @@ class BatchHandler(Handler[F_co]):
         self: BatchHandler[Callable[Concatenate[list[T], ...], Awaitable[Sequence[R]]]],
         payloads: Iterable[T],
         /,
-        **options: Any,
+        **options: Unpack[PublishManyOptions],
     ) -> list[Handle[R]]: ...
     @overload
     async def publish_many(
         self: BatchHandler[Callable[Concatenate[list[T], ...], Any]],
         payloads: Iterable[T],
         /,
-        **options: Any,
+        **options: Unpack[PublishManyOptions],
     ) -> list[Handle[Any]]: ...
-    async def publish_many(self, payloads: Iterable[Any], /, **options: Any) -> list[Handle[Any]]:
+    async def publish_many(
+        self, payloads: Iterable[Any], /, **options: Unpack[PublishManyOptions]
+    ) -> list[Handle[Any]]:
         """Publish many, all or none; options as for `App.publish_many`."""
         return await self._publish_many(payloads, options)
 

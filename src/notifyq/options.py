@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from notifyq.payload import encode
+from notifyq.retries import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import datetime, timedelta
 
     KeyOf = Callable[[Any], str | None]
 
@@ -24,8 +27,8 @@ class Options(TypedDict, total=False):
     """What holds for one message, or for each of many."""
 
     priority: int
-    delay: timedelta | None
-    """How long it is scheduled before it waits; instead of `available_at`."""
+    delay: timedelta | float | None
+    """How long it is scheduled before it waits, a bare number in seconds; or `available_at`."""
     available_at: datetime | None
     type: str | None
     headers: dict[str, Any] | None
@@ -33,7 +36,7 @@ class Options(TypedDict, total=False):
     """Claims that it may use up; None: as many as its queue says."""
     dedup_scope: DedupScope | None
     """Until when it has its `dedup_key`; by default live, or waiting if it may be renewed."""
-    dedup_window: timedelta | None
+    dedup_window: timedelta | float | None
     """With keep: it has its key this long at least; debounce: it is put off no longer than this."""
     on_duplicate: OnDuplicate
     """What becomes of a message whose `dedup_key` is taken; by default it is not published."""
@@ -57,27 +60,56 @@ class ManyOptions(Options, total=False):
     key: KeyOf | None
 
 
+def text(name: str, value: Any) -> str | None:
+    """Return a key, or another text; raise TypeError for a value that is neither that nor None."""
+    return None if value is None else _of(name, value, str, "a text")
+
+
 def before_keys(options: Options) -> tuple[Any, ...]:
-    """What the SQL functions take before the keys of a message, in their order."""
+    """What the SQL functions take before the keys of a message, in their order.
+
+    Raise TypeError for a value that is not of its option's type: the driver would know its number
+    in the statement, and not its name.
+    """
     headers = options.get("headers")
+    available_at = options.get("available_at")
     return (
-        options.get("priority", 0),
-        options.get("delay"),
-        options.get("available_at"),
-        options.get("type"),
-        None if headers is None else encode(headers),
+        _of("priority", options.get("priority", 0), int, "an integer"),
+        _duration("delay", options.get("delay")),
+        None if available_at is None else _of("available_at", available_at, datetime, "a datetime"),
+        text("type", options.get("type")),
+        None if headers is None else encode(_of("headers", headers, Mapping, "a mapping")),
     )
 
 
 def behind_keys(options: Options) -> tuple[Any, ...]:
     """What they take behind the keys; raise TypeError for an option that there is not."""
-    if unknown := options.keys() - Options.__annotations__.keys():
-        raise TypeError(f"there is no option {min(unknown)!r} of a message")
+    known = {"dedup_key", "key", "connection", *Options.__annotations__}
+    for name in options.keys() - Options.__annotations__.keys():
+        close = get_close_matches(name, known, n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        raise TypeError(f"there is no option {name!r} of a message{hint}")
+    most, after = options.get("max_attempts"), options.get("after")
+    if isinstance(after, int):
+        raise TypeError(f"after must be a sequence of ids, as in [{int(after)}]")
     return (
-        options.get("max_attempts"),
+        None if most is None else _of("max_attempts", most, int, "an integer"),
         options.get("dedup_scope"),
-        options.get("dedup_window"),
+        _duration("dedup_window", options.get("dedup_window")),
         options.get("on_duplicate", "keep"),
-        None if (after := options.get("after")) is None else list(after),
+        None if after is None else list(after),
         options.get("on_failure", "cancel"),
     )
+
+
+def _of(name: str, value: Any, kind: Any, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {what}, not {value!r}")
+    return value
+
+
+def _duration(name: str, value: Any) -> timedelta | None:
+    if value is None:
+        return None
+    _of(name, value, timedelta | float | int, "a duration (timedelta or seconds)")
+    return seconds(value)

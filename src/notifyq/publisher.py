@@ -11,7 +11,14 @@ import asyncpg
 from notifyq import sql
 from notifyq.borrowed import borrow
 from notifyq.errors import ConfigurationError
-from notifyq.options import Options, before_keys, behind_keys
+from notifyq.options import (
+    ManyOptions,
+    MessageOptions,
+    Options,
+    before_keys,
+    behind_keys,
+    text,
+)
 from notifyq.payload import check_json, encode
 
 if TYPE_CHECKING:
@@ -23,10 +30,25 @@ if TYPE_CHECKING:
     from notifyq.schemas import PayloadSchemas
     from notifyq.tracing import Tracing
 
+_KEYS = ("dedup_key", "key")
 _MOST = 10_000
 """Messages of a statement: more are hardly faster, and take memory here and there."""
 _LARGEST = 8_000_000
 """Characters of a statement, but for the last of its messages; an array has less than 1 GB."""
+
+
+class PublishOptions(MessageOptions, total=False):
+    """What holds for one message, and where it is published."""
+
+    connection: Awaited | None
+    """In whose transaction; by default it is committed at once."""
+
+
+class PublishManyOptions(ManyOptions, total=False):
+    """What holds for many messages, and where they are published."""
+
+    connection: Awaited | None
+    """In whose transaction; by default they are committed at once."""
 
 
 class Publisher:
@@ -79,10 +101,11 @@ class Publisher:
         keys: tuple[str | None, str | None],
         options: Options,
     ) -> int:
-        text = encode(payload)
+        encoded = encode(payload)
         if self._schemas is not None:
-            await self._schemas.check(queue, [text])
-        args = (queue, text, *before_keys(options), *keys, *behind_keys(options))
+            await self._schemas.check(queue, [encoded])
+        named = (text("dedup_key", keys[0]), text("key", keys[1]))
+        args = (queue, encoded, *before_keys(options), *named, *behind_keys(options))
         [published] = await self._ids(connection, sql.PUBLISH, *args)
         return published
 
@@ -197,9 +220,9 @@ class Publisher:
         try:
             return await self._ids(connection, sql.PUBLISH_MANY, *args)
         except _NotStoredError as error:
-            for number, text in enumerate(batch.texts, before + 1):
+            for number, encoded in enumerate(batch.texts, before + 1):
                 try:
-                    check_json(text)
+                    check_json(encoded)
                 except ValueError as reason:
                     raise ConfigurationError(
                         f"PostgreSQL cannot store the message at position {number}: {reason}"
@@ -244,12 +267,12 @@ class _Gathered:
 
     def add(self, payload: Any) -> _Batch | None:
         """Add one and return the batch if it is full."""
-        text = encode(payload)
-        self._texts.append(text)
-        self._size += len(text)
-        for keys, make in zip(self._keys, self._makers, strict=True):
+        encoded = encode(payload)
+        self._texts.append(encoded)
+        self._size += len(encoded)
+        for name, keys, make in zip(_KEYS, self._keys, self._makers, strict=True):
             if keys is not None and make is not None:
-                keys.append(make(payload))
+                keys.append(text(name, make(payload)))
         is_full = len(self._texts) >= self._most or self._size >= _LARGEST
         return self.take() if is_full else None
 

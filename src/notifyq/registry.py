@@ -14,7 +14,7 @@ from notifyq.admin import Policy
 from notifyq.errors import ConfigurationError
 from notifyq.handlers import BatchHandler, Handler, MessageHandler
 from notifyq.resources import Resources, name
-from notifyq.retries import Retries, seconds
+from notifyq.retries import Retries, duration
 from notifyq.signature import Signature, adapter
 
 if TYPE_CHECKING:
@@ -182,11 +182,15 @@ def make_handler(
     """Read a function's signature: what it takes, and as what its payload is validated."""
     is_async = inspect.iscoroutinefunction(function)
     is_transactional = options.get("transactional", False)
+    if not isinstance(queue, str):
+        raise ConfigurationError(f"a queue has a text as its name, not {queue!r}")
+    if linger is not None and batch is None:
+        raise ConfigurationError(f"{name(function)} gathers no batch: linger needs batch=…")
     _check(function, batch, options, is_async=is_async)
     signature = Signature(
         function, resources, is_batch=batch is not None, has_transaction=is_transactional
     )
-    lock_timeout = seconds(options.get("lock_timeout"))
+    lock_timeout = duration("lock_timeout", options.get("lock_timeout"))
     retries = Retries(options.get("backoff"), options.get("backoff_max"))
     return (MessageHandler if batch is None else BatchHandler)(
         queue=queue,
@@ -199,7 +203,7 @@ def make_handler(
             backoff_max=retries.most,
         ),
         retries=retries,
-        timeout=seconds(options.get("timeout")),
+        timeout=duration("timeout", options.get("timeout")),
         heartbeat=options.get("heartbeat", True),
         lock_timeout=lock_timeout,
         publisher=publisher,
@@ -213,7 +217,7 @@ def make_handler(
         is_transactional=is_transactional,
         process=_importable(function, signature) if options.get("executor") else None,
         batch=batch,
-        linger=seconds(linger) or timedelta(),
+        linger=duration("linger", linger) or timedelta(),
     )
 
 
@@ -233,9 +237,9 @@ def _check(
     if batch is not None and not 1 <= batch <= _MOST_BATCH:
         raise ConfigurationError(f"batch must be between 1 and {_MOST_BATCH}, not {batch}")
     attempts = options.get("max_attempts")
-    if attempts is not None and not 1 <= attempts <= _MOST_ATTEMPTS:
+    if attempts is not None and attempts not in range(1, _MOST_ATTEMPTS + 1):
         raise ConfigurationError(
-            f"max_attempts must be between 1 and {_MOST_ATTEMPTS}, not {attempts}"
+            f"max_attempts must be between 1 and {_MOST_ATTEMPTS}, not {attempts!r}"
         )
     policy = options.get("policy")
     if policy is not None and not isinstance(policy, Policy):

@@ -29,7 +29,7 @@ class Retry(Exception):  # noqa: N818  a signal of the handler's, not an error
 
     def __init__(self, reason: str = "", *, after: timedelta | float | None = None) -> None:
         super().__init__(reason)
-        self.after = seconds(after)
+        self.after = duration("after", after)
 
 
 # They are named in histories, by the name that users know.
@@ -75,7 +75,7 @@ class Retries:
     def __init__(
         self, backoff: Backoff | None = None, most: timedelta | float | None = None
     ) -> None:
-        self._most = _duration("backoff_max", most)
+        self._most = duration("backoff_max", most)
         self._by_class: dict[type[BaseException], _Strategy | type[Reject] | None] | None = None
         self._for_all: _Strategy | None = None
         self.base: timedelta | None = None
@@ -86,7 +86,7 @@ class Retries:
             }
         elif backoff is not None:
             if isinstance(backoff, timedelta | int | float):
-                self.base = _duration("backoff", backoff)
+                self.base = duration("backoff", backoff)
             self._for_all = self._strategy("backoff", backoff)
         elif most is not None:
             self._for_all = self._strategy("backoff", _BASE)
@@ -159,7 +159,7 @@ class Retries:
 
     def _strategy(self, name: str, value: Any) -> _Strategy:
         if isinstance(value, timedelta | int | float):
-            base = _duration(name, value) or timedelta(0)
+            base = duration(name, value) or timedelta(0)
             return _Growing(base, self._most or max(base, _MOST))
         if not callable(value) or isinstance(value, type):
             raise ConfigurationError(f"{name} must be {_EXPECTED}, not {value!r}")
@@ -186,7 +186,8 @@ def _positive(value: Any) -> timedelta | None:
     return read if isinstance(read, timedelta) and read >= timedelta(0) else None
 
 
-def _duration(name: str, value: timedelta | float | None) -> timedelta | None:
+def duration(name: str, value: timedelta | float | None) -> timedelta | None:
+    """Return what an option of this name says; raise ConfigurationError where it is none."""
     if value is not None and _positive(value) is None:
         raise ConfigurationError(
             f"{name} must be a duration (timedelta or seconds) that is not negative, not {value!r}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from notifyq import sql
 from notifyq.model import decode
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import asyncpg
 
     from notifyq.database import Calls
+
+Overlap = Literal["allow", "skip_waiting", "skip"]
+"""What becomes of a run that meets the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class Schedule:
     max_attempts: int | None = None
     jitter: timedelta | float = 0
     """Each message becomes available up to this much later, at random."""
-    overlap: str = "allow"
+    overlap: Overlap = "allow"
     """`allow`; `skip_waiting`: leave a run out while the last waits; `skip`: while it is live."""
     backfill: int = 1
     """How many runs at most are made up for after nobody was there to fire them."""

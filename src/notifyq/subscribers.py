@@ -13,7 +13,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.event import Event
 from notifyq.handlers import Handler
 from notifyq.resources import Resources, name
-from notifyq.retries import Retries, seconds
+from notifyq.retries import Retries, duration, seconds
 from notifyq.signature import Signature, adapter
 from notifyq.streams import StreamPolicy, as_position
 from notifyq.subscription import Batch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from notifyq.handlers import Publishing
+    from notifyq.publisher import PublishManyOptions, PublishOptions
     from notifyq.results import Handle
     from notifyq.retries import Backoff
 
@@ -81,11 +82,15 @@ class Subscriber(Handler[F_co], Generic[F_co]):
         """Stream and name."""
         return self.queue, self.name
 
-    async def publish(self, payload: Any = None, /, **options: Any) -> Handle[Any]:
+    async def publish(
+        self, payload: Any = None, /, **options: Unpack[PublishOptions]
+    ) -> Handle[Any]:
         """Publish one event into the stream; options as for `App.publish`."""
         return await self._publish(payload, options)
 
-    async def publish_many(self, payloads: Iterable[Any], /, **options: Any) -> list[Handle[Any]]:
+    async def publish_many(
+        self, payloads: Iterable[Any], /, **options: Unpack[PublishManyOptions]
+    ) -> list[Handle[Any]]:
         """Publish many, all or none; options as for `App.publish_many`."""
         return await self._publish_many(payloads, options)
 
@@ -137,7 +142,7 @@ def make_subscriber(
         function=function,
         policy=Policy(),
         retries=Retries(_BACKOFF if backoff is None else backoff, options.get("backoff_max")),
-        timeout=seconds(options.get("timeout")),
+        timeout=duration("timeout", options.get("timeout")),
         heartbeat=False,
         lock_timeout=None,
         publisher=publisher,

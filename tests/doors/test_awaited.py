@@ -116,8 +116,8 @@ async def test_an_app_refuses_a_connection_that_blocks(database: str) -> None:
     app = App(database)
     with psycopg.connect(database) as connection:
         for call in (
-            app.publish("default", 1, connection=connection),
-            app.publish_many("default", [1], connection=connection),
+            app.publish("default", 1, connection=connection),  # type: ignore[arg-type]
+            app.publish_many("default", [1], connection=connection),  # type: ignore[arg-type]
         ):
             with pytest.raises(ConfigurationError, match=r"notifyq\.within\.publish"):
                 await call

@@ -199,3 +199,28 @@ def test_a_worker_for_a_queue_without_handler_is_refused() -> None:
     app.handler("mail")(lambda: None)
     with pytest.raises(ConfigurationError, match=r"no handler for queue 'post'.*mail"):
         app.worker(queues=["post"])
+
+
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"timeout": "5"}, r"timeout must be a duration \(timedelta or seconds\).*, not '5'"),
+    ({"timeout": -1}, "timeout must be a duration .* not negative, not -1"),
+    ({"lock_timeout": "5s"}, "lock_timeout must be a duration"),
+    ({"max_attempts": "5"}, "max_attempts must be between 1 and 1000, not '5'"),
+    ({"linger": 1}, "linger needs batch"),
+    ({"queue": 5}, "a queue has a text as its name, not 5"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), NONSENSE)
+def test_an_option_that_makes_no_sense_is_refused_where_it_is_written(
+    options: dict[str, Any], reason: str
+) -> None:
+    async def work(n: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=reason):
+        App("postgresql://nowhere").handler(**{"queue": "q", **options})(work)
+
+
+def test_a_retry_after_no_duration_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="after must be a duration"):
+        Retry(after="5")  # type: ignore[arg-type]

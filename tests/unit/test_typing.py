@@ -64,6 +64,10 @@ async def many(orders: list[Order]) -> list[Receipt]:
     return [Receipt(paid=True) for _ in orders]
 
 
+@app.cron("@daily", overlap="sometimes")  # type: ignore[arg-type]
+async def daily() -> None: ...
+
+
 @app.handler("mixed", batch=100)
 def mixed(orders: list[Order]) -> list[Receipt | Reject | None] | None:
     return None
@@ -78,8 +82,13 @@ async def checked() -> None:
     await bill.publish(Rush(number=number, hours=2))
     await bill.publish(1)  # type: ignore[call-overload]
     await bill.publish()  # type: ignore[call-overload]
+    await bill.publish(Order(number=1), delay=1.5, dedup_key="1", on_duplicate="replace")
+    await bill.publish(Order(number=1), prioritty=1)  # type: ignore[call-overload]
+    await bill.publish(Order(number=1), delay="5s")  # type: ignore[call-overload]
+    await bill.publish(Order(number=1), on_duplicate="debounc")  # type: ignore[call-overload]
     assert_type(await bill.publish_many([Order(number=1)]), list[Handle[Receipt]])
     await bill.publish_many([1])  # type: ignore[list-item]
+    await bill.publish_many([Order(number=1)], key="k")  # type: ignore[call-overload]
 
     message = handle_message()
     assert_type(await bill(order=Order(number=1), message=message, mailer=Mailer()), Receipt)
@@ -99,6 +108,12 @@ async def checked() -> None:
     assert_type(await mixed.publish(Order(number=1)), Handle[Any])
 
     assert_type(await app.result(1, Receipt), Receipt)
+    assert_type(await app.result(1, list[int], timeout=1), list[int])
+    assert_type(await app.result(1), Any)
+    await app.result(1, int | None)
+    text: str = await app.result(1, Receipt)  # type: ignore[arg-type]
+    await app.publish(text, 1, prio=1)  # type: ignore[call-arg]
+    await app.publish_many(text, [1], key="k")  # type: ignore[arg-type]
     assert_type(await (await app.publish("orders", 1)).result(), Any)
 
 

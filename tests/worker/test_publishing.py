@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,6 +37,43 @@ async def test_a_codec_of_the_callers_connection_changes_no_payload(
     for message in await app.archive.live():
         assert message.id in {first, *second}
         assert message.payload() == payload
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"delay": "5s"}, r"delay must be a duration \(timedelta or seconds\), not '5s'"),
+    ({"dedup_window": "1h"}, "dedup_window must be a duration"),
+    ({"available_at": 5}, "available_at must be a datetime, not 5"),
+    ({"priority": "high"}, "priority must be an integer, not 'high'"),
+    ({"type": 1}, "type must be a text, not 1"),
+    ({"headers": [1]}, r"headers must be a mapping, not \[1\]"),
+    ({"max_attempts": "2"}, "max_attempts must be an integer, not '2'"),
+    ({"after": 17}, r"after must be a sequence of ids, as in \[17\]"),
+    ({"key": 5}, "key must be a text, not 5"),
+    ({"dedup_key": 5}, "dedup_key must be a text, not 5"),
+    ({"prioritty": 5}, "no option 'prioritty' of a message: did you mean 'priority'?"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), WRONG)
+async def test_an_option_of_another_type_is_named(
+    app: App, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(TypeError, match=reason):
+        await app.publish("default", 1, **options)
+    many: dict[str, Any] = {
+        name: (lambda _, it=it: it) if "key" in name else it for name, it in options.items()
+    }
+    with pytest.raises(TypeError, match=reason):
+        await app.publish_many("default", [1], **many)
+    assert not await app.archive.live()
+
+
+async def test_a_bare_number_counts_seconds(app: App) -> None:
+    await app.publish("default", 1, delay=90.5)
+    await app.publish("default", 1, dedup_key="k", dedup_window=3600)
+    assert await app.publish("default", 2, dedup_key="k") == (await app.archive.live())[-1].id
+    delayed, _ = sorted(await app.archive.live(), key=lambda it: it.id)
+    assert delayed.available_at - delayed.created_at > timedelta(seconds=90)
 
 
 async def test_keys_and_attempts_reach_the_messages(app: App) -> None:

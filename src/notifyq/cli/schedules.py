@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
@@ -130,7 +130,7 @@ def add(
         key=key,
         max_attempts=max_attempts,
         jitter=jitter or 0,
-        overlap=overlap.value,
+        overlap=cast("Any", overlap.value),
         backfill=backfill,
         grace=timedelta(minutes=5) if grace is None else grace,
     )
