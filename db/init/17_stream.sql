@@ -18,6 +18,14 @@ create table if not exists messages.stream (
   durable boolean not null default true,
   payload_type text,
   payload_schema text,
+  is_guarded boolean not null default false,
+  lone_bytes integer generated always as (
+    case
+      when paused or is_guarded or bell = 'always' or payload_type is not null
+        or payload_schema is not null then null
+      else max_bytes
+    end
+  ) stored,
   constraint stream_name_pk primary key (name),
   constraint stream_id_uq unique (id),
   constraint stream_name_ck check (
@@ -53,6 +61,9 @@ comment on column messages.stream.paused is 'Publishing into a paused stream is 
 comment on column messages.stream.durable is 'Whether events survive a crash of the server.';
 comment on column messages.stream.payload_type is 'The type that each payload is a value of.';
 comment on column messages.stream.payload_schema is 'The JSON Schema for payloads, as text.';
+comment on column messages.stream.is_guarded is 'Whether there are grants for it.';
+comment on column messages.stream.lone_bytes is
+  'Most bytes of an event that publish() writes without more checks; null: each is checked.';
 
 create table if not exists messages.segment (
   id bigint generated always as identity,

@@ -4,7 +4,7 @@
 -- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings;
 --          messages.event
 -- calls:   messages._invalid, messages._publish_all, messages._template, messages._check_unique,
---          messages._check_attempts, messages._check_plain, messages._check_events,
+--          messages._check_attempts, messages._check_plain, messages._publish_events,
 --          messages._ring_stream
 -- raises:  NQ001 queue not found (trigger), NQ002 message not found, NQ003 invalid argument,
 --          NQ007 no right to the stream, NQ008 too large, NQ024 stream paused
@@ -33,65 +33,57 @@ create or replace function messages.publish(
 as $$
 #variable_conflict use_column
 declare
-  v_due timestamptz := coalesce(
+  v_due timestamptz;
+  v_id bigint;
+  v_segment bigint;
+  v_room integer;
+begin
+  -- What a lone event costs is what most publishers pay, and each test and each statement of it is
+  -- felt: one that needs no others is written here, in the way of _publish_events().
+  select s.segment, s.lone_bytes into v_segment, v_room
+  from messages.stream as s
+  where s.name = publish.queue;
+  if v_room is not null and publish.message is not null
+    and octet_length(concat(publish.message, publish.headers)) <= v_room
+    and publish.priority = 0
+    and publish.delay is null and publish.available_at is null
+    and publish.dedup_key is null and publish.after is null and publish.max_attempts is null
+    and (publish.headers is null or jsonb_typeof(publish.headers) = 'object')
+    -- Asked for what it does besides, see _check_events().
+    and pg_relation_is_updatable('messages.schema_version', false) is not null
+  then
+    insert into messages.event (segment, type, key, message, headers)
+    values (
+      v_segment, publish.type, publish.key, publish.message, coalesce(publish.headers, '{}')
+    )
+    returning id into v_id;
+    if pg_try_advisory_xact_lock_shared(hashtextextended(publish.queue, 7305427005)) then
+      perform messages._ring_stream(s) from messages.stream as s where s.name = publish.queue;
+    end if;
+    return v_id;
+  end if;
+  v_due := coalesce(
     publish.available_at,
     -- Not for a delay of zero: the clock is always past now(), so that would be scheduled, unrung.
     case when publish.delay > interval '0' then clock_timestamp() + publish.delay end,
     now()
   );
-  v_id bigint;
-  v_segment bigint;
-  v_bell text;
-  v_room integer;
-begin
   if publish.delay is not null and publish.available_at is not null then
     perform messages._invalid('delay and available_at exclude each other', 'give one of them');
   end if;
   if publish.message is null then
     perform messages._invalid('message must not be null', 'publish the JSON value null instead');
   end if;
-  -- What a lone event costs is what most publishers pay: so it is written here, in the way of
-  -- _publish_events(), and _check_events() is asked only where something may be wrong.
-  select
-    s.segment, s.bell,
-    case
-      when s.paused or s.payload_type is not null or s.payload_schema is not null then -1
-      when exists (select from messages.queue_grant) then -1
-      else s.max_bytes
-    end
-  into v_segment, v_bell, v_room
-  from messages.stream as s
-  where s.name = publish.queue;
   if v_segment is not null then
-    if publish.priority <> 0 or v_due > now() or publish.dedup_key is not null
-      or publish.after is not null or publish.max_attempts is not null
-    then
-      perform messages._check_plain(
-        publish.priority, v_due > now(),
-        publish.dedup_key is not null or publish.after is not null, publish.max_attempts
-      );
-    end if;
-    if octet_length(publish.message::text) + coalesce(octet_length(publish.headers::text), 0)
-        > v_room
-      or jsonb_typeof(publish.headers) <> 'object'
-      -- Asked for what it does besides, see _check_events().
-      or pg_relation_is_updatable('messages.schema_version', false) is null
-    then
-      perform messages._check_events(s, array[publish.message], publish.headers)
-      from messages.stream as s where s.name = publish.queue;
-    end if;
-    insert into messages.event (segment, type, key, message, headers)
-    values (
-      v_segment, publish.type, publish.key, publish.message, coalesce(publish.headers, '{}')
-    )
-    returning id into v_id;
-    if v_bell = 'always'
-      or v_bell = 'auto'
-      and pg_try_advisory_xact_lock_shared(hashtextextended(publish.queue, 7305427005))
-    then
-      perform messages._ring_stream(s) from messages.stream as s where s.name = publish.queue;
-    end if;
-    return v_id;
+    perform messages._check_plain(
+      publish.priority, v_due > now(),
+      publish.dedup_key is not null or publish.after is not null, publish.max_attempts
+    );
+    return (
+      messages._publish_events(
+        publish.queue, array[publish.message], array[publish.key], publish.type, publish.headers
+      )
+    )[1];
   end if;
   if publish.max_attempts is not null then
     perform messages._check_attempts(publish.max_attempts);

@@ -1,7 +1,7 @@
 -- Queue grants: keep a queue to some roles.
 --
--- owns:    trigger admit of messages.message
--- writes:  messages.queue_grant
+-- owns:    trigger admit of messages.message, trigger guard of messages.queue_grant
+-- writes:  messages.queue_grant, messages.stream
 -- calls:   messages._queue, messages._invalid, messages._busy; the trigger calls messages._admit
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
 
@@ -51,6 +51,27 @@ exception
     perform messages._busy('publish or claim');
 end;
 $$;
+
+-- Whoever publishes into a stream without grants is not to pay for a look at this table.
+create or replace function messages._guard()
+  returns trigger
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  update messages.stream as s
+  set is_guarded = not s.is_guarded
+  where s.is_guarded
+    <> exists (select from messages.queue_grant as g where g.queue = s.name);
+  return null;
+end;
+$$;
+
+create or replace trigger guard
+  after insert or update or delete or truncate on messages.queue_grant
+  for each statement
+  execute function messages._guard();
 
 -- One that was dropped has been made anew, and is off.
 do $$

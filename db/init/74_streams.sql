@@ -101,13 +101,15 @@ begin
     );
   end if;
   insert into messages.stream (
-    name, retention, max_lag, max_events, max_bytes, bell, durable, payload_type, payload_schema
+    name, retention, max_lag, max_events, max_bytes, bell, durable, payload_type, payload_schema,
+    is_guarded
   )
   values (
     v_stream.name, v_stream.retention, v_stream.max_lag, v_stream.max_events, v_stream.max_bytes,
     v_stream.bell, coalesce(create_stream.durable, true),
     messages._type_name(create_stream.payload_type),
-    messages._schema_text(create_stream.payload_schema)
+    messages._schema_text(create_stream.payload_schema),
+    exists (select from messages.queue_grant as g where g.queue = v_stream.name)
   )
   on conflict on constraint stream_name_pk do nothing
   returning * into v_stream;

@@ -3,7 +3,7 @@
 -- needs: owner
 --
 -- owns:    the tables, sequences and types that it makes
--- writes:  nothing
+-- writes:  messages.stream
 -- calls:   nothing
 -- raises:  nothing
 
@@ -288,6 +288,21 @@ comment on type messages.relative_report is
 alter table messages.segment add column changed_by xid8;
 comment on column messages.segment.changed_by is
   'The transaction that has made or closed it: until that is over others know nothing of it.';
+
+alter table messages.stream add column is_guarded boolean not null default false;
+alter table messages.stream add column lone_bytes integer generated always as (
+  case
+    when paused or is_guarded or bell = 'always' or payload_type is not null
+      or payload_schema is not null then null
+    else max_bytes
+  end
+) stored;
+comment on column messages.stream.is_guarded is 'Whether there are grants for it.';
+comment on column messages.stream.lone_bytes is
+  'Most bytes of an event that publish() writes without more checks; null: each is checked.';
+update messages.stream as s
+set is_guarded = true
+where exists (select from messages.queue_grant as g where g.queue = s.name);
 
 alter table messages.queue add column retention_dead interval;
 alter table messages.queue add constraint queue_retention_dead_ck
