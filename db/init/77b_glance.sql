@@ -30,14 +30,17 @@ begin
 end;
 $$;
 
--- True: of what is committed now nothing is to be handed out. False: next_batch() must see, once
--- nobody else can hand out anything.
-create or replace function messages._has_nothing(
+-- Nothing: of what is committed now nothing is to be handed out. Else next_batch() must see, once
+-- nobody else can hand out anything; what lies ahead of the last batch then need not be looked for
+-- once more, as long as that one is the last: an event that is there stays there.
+create or replace function messages._glance(
   subscription bigint,
   member text,
-  takeover interval
+  takeover interval,
+  out nothing boolean,
+  out last bigint,
+  out is_ahead boolean
 )
-  returns boolean
   language plpgsql
   stable
   security definer
@@ -49,7 +52,10 @@ declare
   v_last messages.batch;
   v_seen pg_snapshot;
 begin
-  v_last := messages._last_batch(_has_nothing.subscription);
+  nothing := false;
+  is_ahead := false;
+  v_last := messages._last_batch(_glance.subscription);
+  last := v_last.id;
   perform messages._check_position(v_last.upto);
   if (
       case when member is null then messages._is_open(v_last)
@@ -58,18 +64,18 @@ begin
     or exists (
       select
       from messages.event_retry as r
-      where r.subscription = _has_nothing.subscription
+      where r.subscription = _glance.subscription
         and r.batch is null
         and r.due_at <= clock_timestamp()
     )
   then
-    return false;
+    return;
   end if;
   if not v_last.is_last then
     v_last.after_id := v_last.last_id;
     v_last.last_id := v_last.upto_high;
     if (messages._ahead(v_last, 1)).there > 0 then
-      return false;
+      return;
     end if;
   end if;
   v_seen := v_last.upto;
@@ -80,14 +86,17 @@ begin
   into v_last.upto, v_last.upto_high
   from messages._moment(v_last.upto_low, pg_snapshot_xmax(v_seen), null) as m;
   v_last.last_id := v_last.upto_high;
-  return messages._passed(v_last.upto) <= messages._passed(v_seen)
-    or not exists (
-      select
-      from messages.subscription as u
-      join messages.tick as t on t.stream = u.stream and t.is_asked and t.id > v_last.tick
-      where u.id = v_last.subscription
-        and messages._passed(t.snapshot) > messages._passed(v_seen)
-    )
-    and not (select a.late or a.fresh from messages._look_ahead(v_last) as a);
+  if messages._passed(v_last.upto) <= messages._passed(v_seen) then
+    nothing := true;
+    return;
+  end if;
+  select a.late or a.fresh into is_ahead from messages._look_ahead(v_last) as a;
+  nothing := not is_ahead and not exists (
+    select
+    from messages.subscription as u
+    join messages.tick as t on t.stream = u.stream and t.is_asked and t.id > v_last.tick
+    where u.id = v_last.subscription
+      and messages._passed(t.snapshot) > messages._passed(v_seen)
+  );
 end;
 $$;

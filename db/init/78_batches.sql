@@ -98,11 +98,13 @@ end;
 $$;
 
 -- The events that follow the last batch: the rest of its window, else those of a new window, which
--- ends at the next tick that was asked for, or now. Null: there are none.
+-- ends at the next tick that was asked for, or now; is_ahead: it is known that those are there.
+-- Null: there are none.
 create or replace function messages._next_events(
   last messages.batch,
   quantity integer,
-  fresh bigint
+  fresh bigint,
+  is_ahead boolean default false
 )
   returns messages.batch
   language plpgsql
@@ -165,14 +167,22 @@ begin
     end if;
     v_next.last_id := v_next.upto_high;
     v_next.is_last := true;
-    select a.late, a.fresh into v_late, v_fresh from messages._look_ahead(v_next) as a;
-    if not (v_late or v_fresh or v_tick.id is not null) then
-      return null;
-    end if;
-    -- So few ids were given meanwhile that events need not be counted?
-    v_there := v_next.upto_high - v_next.seen_low;
-    if v_late or (v_fresh and v_there > quantity) then
-      select a.there, a.last_id into v_there, v_last from messages._ahead(v_next, quantity) as a;
+    -- Those that ran when the last window ended have all begun in it, so their ids are larger, too?
+    v_there := case
+      when pg_snapshot_xmin(last.upto) >= pg_snapshot_xmax(last.seen)
+        then v_next.upto_high - last.seen_low
+    end;
+    -- There are some, and so few ids were given meanwhile that they need not be counted?
+    if not is_ahead or v_tick.id is not null or (v_there <= quantity) is not true then
+      select a.late, a.fresh into v_late, v_fresh from messages._look_ahead(v_next) as a;
+      if not (v_late or v_fresh or v_tick.id is not null) then
+        return null;
+      end if;
+      v_there := v_next.upto_high - v_next.seen_low;
+      if v_late or (v_fresh and v_there > quantity) then
+        select a.there, a.last_id into v_there, v_last
+        from messages._ahead(v_next, quantity) as a;
+      end if;
     end if;
   end if;
   v_next.is_last := v_there is null or v_there < quantity or v_last is null;

@@ -5,7 +5,7 @@
 -- calls:   messages._subscription, messages._check_quantity, messages._check_positive,
 --          messages._check_position, messages._is_open, messages._next_events,
 --          messages._add_batch, messages._ring_stream, messages._stream, messages._stream_key,
---          messages._fresh_low, messages._has_nothing, messages._last_batch
+--          messages._fresh_low, messages._glance, messages._last_batch
 -- raises:  NQ003 invalid argument, NQ020 stream not found, NQ021 subscription not found, NQ903 not
 --          adopted
 
@@ -95,14 +95,16 @@ begin
 end;
 $$;
 
--- Of a subscription that this transaction has locked.
+-- Of a subscription that this transaction has locked. glanced: the batch that was the last one,
+-- and finished, when events were seen ahead of it; null: none were.
 create or replace function messages._next_batch(
   stream text,
   subscription messages.subscription,
   quantity integer,
   fresh bigint,
   member text default null,
-  takeover interval default null
+  takeover interval default null,
+  glanced bigint default null
 )
   returns bigint
   language plpgsql
@@ -112,15 +114,19 @@ as $$
 declare
   v_last messages.batch;
   v_next messages.batch;
+  v_is_ahead boolean;
   v_id bigint;
 begin
   v_last := messages._last_batch(_next_batch.subscription.id);
-  perform messages._check_position(v_last.upto);
+  v_is_ahead := coalesce(v_last.id = _next_batch.glanced, false);
+  if not v_is_ahead then
+    perform messages._check_position(v_last.upto);
+  end if;
   if _next_batch.member is not null then
     v_id := messages._held_batch(
       _next_batch.subscription.id, _next_batch.member, _next_batch.takeover
     );
-  elsif messages._is_open(v_last) then
+  elsif not v_is_ahead and messages._is_open(v_last) then
     v_id := v_last.id;
   end if;
   v_id := coalesce(
@@ -129,7 +135,9 @@ begin
   if v_id is not null then
     return v_id;
   end if;
-  v_next := messages._next_events(v_last, _next_batch.quantity, _next_batch.fresh);
+  v_next := messages._next_events(
+    v_last, _next_batch.quantity, _next_batch.fresh, v_is_ahead
+  );
   if v_next.id is null then
     return null;
   end if;
@@ -163,10 +171,12 @@ as $$
 declare
   v_fresh bigint := messages._fresh_low();
   v_subscription messages.subscription := messages._subscription(stream, subscriber);
+  v_glance record;
 begin
   perform messages._check_quantity(next_batch.quantity, 1000000);
   perform messages._check_positive('takeover', next_batch.takeover);
-  if messages._has_nothing(v_subscription.id, next_batch.member, next_batch.takeover) then
+  v_glance := messages._glance(v_subscription.id, next_batch.member, next_batch.takeover);
+  if v_glance.nothing then
     return null;
   end if;
   -- One at a time; whoever comes second is given the batch that the first was given.
@@ -176,12 +186,14 @@ begin
   end if;
   if current_setting('transaction_isolation') = 'read committed' then
     return messages._next_batch(
-      stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member, next_batch.takeover
+      stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member,
+      next_batch.takeover, case when v_glance.is_ahead then v_glance.last end
     );
   end if;
   begin
     return messages._next_batch(
-      stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member, next_batch.takeover
+      stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member,
+      next_batch.takeover, case when v_glance.is_ahead then v_glance.last end
     );
   exception
     -- The newest batch that its snapshot sees has been followed by another one. The standard's own

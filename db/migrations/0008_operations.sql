@@ -334,6 +334,26 @@ begin
 end;
 $$;
 
+-- The glance of next_batch() tells it more than whether there is nothing.
+do $$
+declare
+  v_function regprocedure;
+begin
+  for v_function in
+    select to_regprocedure('messages.' || f.name)
+    from (
+      values ('_has_nothing(bigint, text, interval)'),
+        ('_next_events(messages.batch, integer, bigint)'),
+        ('_next_batch(text, messages.subscription, integer, bigint, text, interval)')
+    ) as f (name)
+  loop
+    if v_function is not null then
+      execute format('drop function %s', v_function);
+    end if;
+  end loop;
+end;
+$$;
+
 create table messages.archive_policy (
   id bigint not null default 1,
   retention interval,
