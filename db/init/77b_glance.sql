@@ -51,6 +51,8 @@ as $$
 declare
   v_last messages.batch;
   v_seen pg_snapshot;
+  v_moment record;
+  v_look record;
 begin
   nothing := false;
   is_ahead := false;
@@ -82,15 +84,16 @@ begin
   v_last.seen := v_seen;
   v_last.seen_low := v_last.upto_low;
   v_last.after_id := 0;
-  select m.snapshot, m.high
-  into v_last.upto, v_last.upto_high
-  from messages._moment(v_last.upto_low, pg_snapshot_xmax(v_seen), null) as m;
+  v_moment := messages._moment(v_last.upto_low, pg_snapshot_xmax(v_seen), null);
+  v_last.upto := v_moment.snapshot;
+  v_last.upto_high := v_moment.high;
   v_last.last_id := v_last.upto_high;
   if messages._passed(v_last.upto) <= messages._passed(v_seen) then
     nothing := true;
     return;
   end if;
-  select a.late or a.fresh into is_ahead from messages._look_ahead(v_last) as a;
+  v_look := messages._look_ahead(v_last);
+  is_ahead := v_look.late or v_look.fresh;
   nothing := not is_ahead and not exists (
     select
     from messages.subscription as u

@@ -121,6 +121,7 @@ declare
   );
   v_tick messages.tick;
   v_newest messages.tick;
+  v_moment record;
   v_there bigint;
   v_last bigint;
   v_late boolean;
@@ -136,30 +137,33 @@ begin
     v_next.seen := last.upto;
     v_next.seen_low := last.upto_low;
     v_next.after_id := 0;
-    select t.* into v_tick
-    from messages.tick as t
-    where t.stream = v_stream
-      and t.is_asked
-      and t.id > last.tick
-      and messages._passed(t.snapshot) > messages._passed(last.upto)
-    order by t.id
-    limit 1;
-    if found then
+    select t.* into v_newest
+    from messages.tick as t where t.stream = v_stream order by t.id desc limit 1;
+    if v_newest.id > last.tick then
+      select t.* into v_tick
+      from messages.tick as t
+      where t.stream = v_stream
+        and t.is_asked
+        and t.id > last.tick
+        and messages._passed(t.snapshot) > messages._passed(last.upto)
+      order by t.id
+      limit 1;
+    end if;
+    if v_tick.id is not null then
       v_next.upto := messages._until(v_tick.snapshot, pg_snapshot_xmax(last.upto));
       v_next.upto_low := greatest(v_tick.low, last.upto_low);
       v_next.upto_high := v_tick.high;
       v_next.tick := v_tick.id;
     else
-      select t.* into v_newest
-      from messages.tick as t where t.stream = v_stream order by t.id desc limit 1;
       v_next.tick := coalesce(v_newest.id, 0);
-      select m.low, m.snapshot, m.high
-      into v_next.upto_low, v_next.upto, v_next.upto_high
-      from messages._moment(
+      v_moment := messages._moment(
         greatest(last.upto_low, v_newest.low),
         greatest(pg_snapshot_xmax(last.upto), pg_snapshot_xmax(v_newest.snapshot)),
         fresh
-      ) as m;
+      );
+      v_next.upto_low := v_moment.low;
+      v_next.upto := v_moment.snapshot;
+      v_next.upto_high := v_moment.high;
       -- Nothing has ended since, or this transaction keeps a snapshot that is older.
       if messages._passed(v_next.upto) <= messages._passed(last.upto) then
         return null;

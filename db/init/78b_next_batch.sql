@@ -129,9 +129,9 @@ begin
   elsif not v_is_ahead and messages._is_open(v_last) then
     v_id := v_last.id;
   end if;
-  v_id := coalesce(
-    v_id, messages._retry_batch(v_last, _next_batch.quantity, _next_batch.member)
-  );
+  if v_id is null and not v_is_ahead then
+    v_id := messages._retry_batch(v_last, _next_batch.quantity, _next_batch.member);
+  end if;
   if v_id is not null then
     return v_id;
   end if;
