@@ -51,8 +51,8 @@ _MISSING = """
     from unnest($1::text[]) as u (name)
 """
 _MEMBERS = ["member 1", "member 2", "member 3"]
-_PATIENCE = 60.0
-"""Seconds after the storm in which what is left must be read."""
+_PATIENCE = 30.0
+"""Seconds without an event after which a reader gives up."""
 _GONE = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
@@ -211,12 +211,12 @@ class Storm:
         self.counts["transaction"] += 1
 
     async def _read(self, subscriber: str, member: str | None) -> None:
-        """Take batch after batch until all that was published is finished, or for too long."""
-        dice = self._dice()
-        while not await self._is_read(subscriber):
+        """Take batch after batch until all that was published is finished, or none comes."""
+        dice, found_at = self._dice(), time.monotonic()
+        while not await self._is_read(subscriber, found_at):
             with contextlib.suppress(*_GONE):
                 async with self._session() as session:
-                    while not await self._is_read(subscriber):
+                    while True:
                         try:
                             found = await self._read_one(session, dice, subscriber, member)
                         except (*_GONE, asyncpg.PostgresError) as error:
@@ -225,14 +225,21 @@ class Storm:
                                 break
                             await session.execute("rollback")
                             continue
-                        if found is None:
+                        if found is not None:
+                            found_at = time.monotonic()
+                        elif await self._is_read(subscriber, found_at):
+                            return
+                        else:
                             await asyncio.sleep(dice.random() / 50)
 
-    async def _is_read(self, subscriber: str) -> bool:
-        """Whether a reader is done: then, or never where something was lost, the accounts tell."""
+    async def _is_read(self, subscriber: str, found_at: float) -> bool:
+        """Whether a reader is done: the accounts are even, or long nothing was found to mend them.
+
+        Found was something at `found_at`, in monotonic seconds.
+        """
         if not self._is_published:
             return False
-        if time.monotonic() > self._ends_at + _PATIENCE:
+        if time.monotonic() > max(found_at, self._ends_at) + _PATIENCE:
             return True
         return subscriber not in await self.wrong()
 
