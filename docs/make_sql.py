@@ -63,7 +63,8 @@ order by array_position(
 
 _COLUMNS = """
 select a.attname::text as name, format_type(a.atttypid, a.atttypmod) as type, a.attnotnull as given,
-  pg_get_expr(d.adbin, d.adrelid) as preset, a.attidentity <> '' as is_identity,
+  case when a.attgenerated = '' then pg_get_expr(d.adbin, d.adrelid) end as preset,
+  a.attidentity <> '' as is_identity, a.attgenerated <> '' as is_computed,
   coalesce(
     col_description(a.attrelid, a.attnum),
     -- The archive keeps columns of the message as they were.
@@ -183,7 +184,9 @@ def _column(row: asyncpg.Record) -> str:
     meaning = row["comment"] or _PLAIN.get(row["name"], "")
     if not meaning:
         raise ValueError(f"column {row['name']} has no comment")
-    preset = "counts up" if row["is_identity"] else f"`{_short(row['preset'] or '')}`"
+    preset = f"`{_short(row['preset'] or '')}`"
+    if row["is_identity"] or row["is_computed"]:
+        preset = "counts up" if row["is_identity"] else "computed"
     kind = _short(row["type"]) + ("" if row["given"] else ", or null")
     return f"`{row['name']}` | {kind} | {preset if preset != '``' else ''} | {meaning}"
 

@@ -4,9 +4,22 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._last_batch, messages._check_position, messages._is_open, messages._ahead,
---          messages._moment, messages._passed, messages._look_ahead
+-- calls:   messages._last_batch, messages._check_position, messages._ahead, messages._moment,
+--          messages._passed, messages._look_ahead
 -- raises:  NQ903 not adopted
+
+create or replace function messages._is_open(batch messages.batch)
+  returns boolean
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return batch.kind <> 'position'
+    and not exists (select from messages.batch_end as e where e.batch = batch.id);
+end;
+$$;
 
 -- Whether a member has a batch open, or may take one over.
 create or replace function messages._may_hold(subscription bigint, member text, takeover interval)

@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.batch
 -- calls:   messages._stream, messages._check_access, messages._moment, messages._until,
---          messages._passed, messages._look_ahead, messages._ahead
+--          messages._passed, messages._look_ahead, messages._ahead, messages._is_open
 -- raises:  NQ020 stream not found, NQ021 subscription not found, NQ022 batch not open
 
 create or replace function messages._subscription(stream text, subscriber text)
@@ -31,19 +31,6 @@ begin
       hint = format('select messages.subscribe(%L, %L)', stream, subscriber);
   end if;
   return v_subscription;
-end;
-$$;
-
-create or replace function messages._is_open(batch messages.batch)
-  returns boolean
-  language plpgsql
-  stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-begin
-  return batch.kind <> 'position'
-    and not exists (select from messages.batch_end as e where e.batch = batch.id);
 end;
 $$;
 
