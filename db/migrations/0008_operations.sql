@@ -314,42 +314,31 @@ comment on column messages.queue.retention_dead is
 
 alter type messages.queue_report add attribute retention_dead interval;
 
--- Coming from version 1, they were never made.
+-- Functions that have other arguments now, or were replaced. Coming from version 1, they were never
+-- made.
 do $$
 declare
+  v_policy constant text := '(text, interval, integer, interval, interval, text, interval, integer, '
+    'integer, integer, integer, interval, integer, integer, interval, integer, boolean, boolean, '
+    'integer, text, boolean, regtype, jsonb)';
   v_function regprocedure;
 begin
   for v_function in
-    select to_regprocedure('messages.' || f.name || '(text, interval, integer, interval, interval, '
-      'text, interval, integer, integer, integer, integer, interval, integer, integer, interval, '
-      'integer, boolean, boolean, integer, text, boolean, regtype, jsonb)')
-    from (values ('create_queue'), ('alter_queue')) as f (name)
-    union all
-    select to_regprocedure('messages._waiting_keys(text, text, text, integer)')
-  loop
-    if v_function is not null then
-      execute format('drop function %s', v_function);
-    end if;
-  end loop;
-end;
-$$;
-
--- The glance of next_batch() tells it more than whether there is nothing.
-do $$
-declare
-  v_function regprocedure;
-begin
-  for v_function in
-    select to_regprocedure('messages.' || f.name)
+    select to_regprocedure('messages.' || f.signature)
     from (
-      values ('_has_nothing(bigint, text, interval)'),
+      values
+        ('create_queue' || v_policy),
+        ('alter_queue' || v_policy),
+        ('_waiting_keys(text, text, text, integer)'),
+        ('_open_segment(messages.stream)'),
+        ('_publish_event(text, jsonb, text, text, jsonb)'),
+        ('_has_nothing(bigint, text, interval)'),
         ('_next_events(messages.batch, integer, bigint)'),
         ('_next_batch(text, messages.subscription, integer, bigint, text, interval)')
-    ) as f (name)
+    ) as f (signature)
+    where to_regprocedure('messages.' || f.signature) is not null
   loop
-    if v_function is not null then
-      execute format('drop function %s', v_function);
-    end if;
+    execute format('drop function %s', v_function);
   end loop;
 end;
 $$;
