@@ -318,9 +318,9 @@ alter type messages.queue_report add attribute retention_dead interval;
 -- made.
 do $$
 declare
-  v_policy constant text := '(text, interval, integer, interval, interval, text, interval, integer, '
-    'integer, integer, integer, interval, integer, integer, interval, integer, boolean, boolean, '
-    'integer, text, boolean, regtype, jsonb)';
+  v_policy constant text := '(text, interval, integer, interval, interval, text, interval, '
+    'integer, integer, integer, integer, interval, integer, integer, interval, integer, boolean, '
+    'boolean, integer, text, boolean, regtype, jsonb)';
   v_function regprocedure;
 begin
   for v_function in
