@@ -234,8 +234,7 @@ class App(Registrar):
 
         Of one that has not the limits that its handler's `policy` says there is a warning.
         """
-        wanted = {it: self.registry[it].policy for it in queues or self.registry.queues()}
-        return await self.admin.create_missing(wanted)
+        return await self.admin.create_missing(self.registry.policies(queues))
 
     async def create_subscriptions(self, streams: Sequence[str] = ()) -> list[tuple[str, str]]:
         """Create streams and subscriptions of the subscribers that are missing; return those."""
@@ -244,7 +243,7 @@ class App(Registrar):
     async def create_schedules(self, queues: Sequence[str] = ()) -> list[str]:
         """Put the schedules of `cron` functions in place; return those that were new or other."""
         wanted = self.registry.schedules_of(queues or self.registry.queues())
-        return [schedule.name for schedule in wanted if await self.schedules.add(schedule)]
+        return await self.schedules.add_all(wanted)
 
     def worker(
         self,

@@ -111,6 +111,10 @@ class Registry:
                 "a name of its own, as in @app.cron(..., name='...')"
             )
 
+    def policies(self, queues: Iterable[str] = ()) -> dict[str, Policy]:
+        """What the handlers of these queues say of them; of all, without any."""
+        return {queue: self[queue].policy for queue in queues or self.queues()}
+
     def schedules_of(self, queues: Iterable[str]) -> list[Schedule]:
         """The schedules that publish into these queues."""
         wanted = set(queues)

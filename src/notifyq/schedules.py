@@ -11,6 +11,7 @@ from notifyq.model import decode
 from notifyq.payload import encode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import datetime
 
     import asyncpg
@@ -105,6 +106,10 @@ class Schedules:
         Whether it is enabled stays as it is.
         """
         return bool(await self._database.value(sql.SCHEDULE, *schedule.args()))
+
+    async def add_all(self, schedules: Iterable[Schedule]) -> list[str]:
+        """Define or redefine these; return the names of those that were new or other."""
+        return [schedule.name for schedule in schedules if await self.add(schedule)]
 
     async def remove(self, name: str) -> bool:
         """Remove a schedule; what it has published stays. False: there was none."""

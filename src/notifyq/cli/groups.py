@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from notifyq.cli.common import (
     run,
     when,
 )
-from notifyq.masks import Masks
+from notifyq.cli.masking import masks_of_environment
 from notifyq.monitor import Act, Conditions, DeadGroups, clock, dead_groups, step
 
 FingerprintOption = Annotated[
@@ -92,8 +91,7 @@ async def act_on(dsn: str | None, act: Act, conditions: Conditions, limit: int) 
         if conditions.until is None:
             # What dies from now on is left, also of what is published again here.
             conditions = replace(conditions, until=await clock(database))
-        masks = Masks.parse(os.environ.get("NOTIFYQ_MASK"))
-        said = monitor.masked_details(conditions.values(), masks)
+        said = monitor.masked_details(conditions.values(), masks_of_environment())
         subject = conditions.queue or "those found"
         while done < limit:
             async with noting(database, _ACTIONS[act], subject, **said) as noted:

@@ -257,10 +257,8 @@ def apply(
             async with noting(app.database, "schedule.apply", target) as act:
                 # As the methods of the app do, in the transaction of the audit.
                 known = app.registry
-                policies = {queue: known[queue].policy for queue in known.queues()}
-                queues = await Admin(act).create_missing(policies)
-                wanted, them = known.schedules_of(known.queues()), Schedules(act)
-                changed = [it.name for it in wanted if await them.add(it)]
+                queues = await Admin(act).create_missing(known.policies())
+                changed = await Schedules(act).add_all(known.schedules_of(known.queues()))
                 act.note(queues=queues, schedules=changed)
             left = [it.name for it in await app.schedules.list()]
         out.print(f"defined {', '.join(changed)}" if changed else "all is defined so already")
