@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from database import Connection
 
-OLDER = [2, 3, 4, 5, 6, 7]
+OLDER = [2, 3, 4, 5, 6, 7, 8]
 """Versions whose statements are kept here, as their packages had them in sql.py."""
 NOT_SENT = {"NEW_MESSAGE", "DEAD_MESSAGE", "FINISHED_MESSAGE", "NEW_EVENT"}
 """Names of channels."""
@@ -29,9 +29,9 @@ BEHIND: dict[str, Any] = {
 """Options that came later, and so stand last."""
 ERROR = ("ValueError", "ouch", "Traceback: …", False)
 NO_KEYS = [*BEHIND.values()]
-ANY_PAYLOAD = (None, None, None)
+UNSAID = (None, None, None, None)
 """Options of a queue that came after its limits."""
-NO_LIMITS = (*[None] * 8, False, False, None, "reject", *ANY_PAYLOAD)
+NO_LIMITS = (*[None] * 8, False, False, None, "reject", *UNSAID)
 
 
 class Package:

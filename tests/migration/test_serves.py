@@ -10,7 +10,6 @@ import pytest
 from database import open_session
 from migration.later import use_broker, use_relay, use_streams
 from migration.packages import (
-    ANY_PAYLOAD,
     BEHIND,
     ERROR,
     LOCK,
@@ -18,6 +17,7 @@ from migration.packages import (
     NO_LIMITS,
     OLDER,
     STATELESS,
+    UNSAID,
     Package,
 )
 from notifyq.admin import check_versions
@@ -120,6 +120,8 @@ async def _position(package: Package) -> str:
         return str(await package.value("SNAPSHOT"))
     position = str(await package.value("POSITION"))
     assert await package.value("SNAPSHOT_OF", position)
+    if package.has("KNOWN_POSITION"):
+        assert await package.value("KNOWN_POSITION", position) == position
     assert await package.fetch("DEAD_FROM", await _now(package), None)
     assert not await package.value("IS_FOREIGN")
     await package.value("ADOPT")
@@ -163,7 +165,7 @@ async def _since_streams(package: Package) -> None:
 
 
 async def _flow(package: Package) -> None:
-    limits = (2, 1, 100, LOCK, 10, 50, LOCK, 5, True, True, 1000, "drop_oldest", *ANY_PAYLOAD)
+    limits = (2, 1, 100, LOCK, 10, 50, LOCK, 5, True, True, 1000, "drop_oldest", *UNSAID)
     policy = (LOCK, 1, timedelta(0), timedelta(0), "auto", timedelta(days=3), 1_000_000)
     assert await package.value("CREATE_QUEUE", "limited", *policy, *limits)
     await package.fetch("ALTER_QUEUE", "limited", *policy, *limits)
