@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 from notifyq import sql
 from notifyq.errors import SchemaTooNewError, SchemaTooOldError
-from notifyq.retries import seconds
 from notifyq.schemas import schema_text
+from notifyq.values import check_fields, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,19 +30,6 @@ Overflow = Literal["reject", "drop_oldest"]
 log = logging.getLogger("notifyq.worker")
 
 _OF_HANDLERS = dict.fromkeys(("lock_timeout", "max_attempts", "backoff", "backoff_max"))
-_DURATIONS = frozenset(
-    {
-        "lock_timeout",
-        "backoff",
-        "backoff_max",
-        "retention",
-        "rate_period",
-        "key_rate_period",
-        "retention_dead",
-    }
-)
-
-
 _NONE = (0, timedelta(0), "-", "true")
 """What takes a value of a policy away."""
 
@@ -84,6 +71,10 @@ class Policy:
     retention_dead: timedelta | float | None = None
     """How long the archive keeps what did not succeed, if not for `retention`."""
 
+    def __post_init__(self) -> None:
+        """Refuse what is not of its field's kind where it is written."""
+        check_fields(self)
+
     def args(self) -> tuple[object, ...]:
         """The values in the order of the SQL functions."""
         return tuple(self._values().values())
@@ -105,11 +96,7 @@ class Policy:
         ]
 
     def _values(self) -> dict[str, object]:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given["payload_schema"] = schema_text(self.payload_schema)
-        return {
-            name: seconds(value) if name in _DURATIONS else value for name, value in given.items()
-        }
+        return plain(self) | {"payload_schema": schema_text(self.payload_schema)}
 
 
 def check_versions(installed: int, serves: int) -> None:

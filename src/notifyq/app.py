@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from pydantic import TypeAdapter
 
 from notifyq.admin import Admin
 from notifyq.archive import Archive
-from notifyq.borrowed import borrow
 from notifyq.config import DatabaseSettings, WorkerSettings, given_dsns
 from notifyq.database import Database
 from notifyq.deadletters import DeadLetters
@@ -34,11 +32,11 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import TracerProvider
 
-    from notifyq.borrowed import Awaited
+    from notifyq.config import DatabaseOptions, WorkerOptions
     from notifyq.events import Sink
     from notifyq.metrics import WorkerMetrics
-    from notifyq.options import OnFailure
-    from notifyq.publisher import PublishManyOptions, PublishOptions
+    from notifyq.publisher import PublishManyOptions, PublishOptions, PublishStreamOptions
+    from notifyq.subscription import SubscriptionOptions
 
 log = logging.getLogger("notifyq.worker")
 
@@ -50,10 +48,10 @@ class App(Registrar):
 
     The DSN is that of the argument, else NOTIFYQ_DSN, looked up when it is first needed.
     `listen_dsn` is where all that waits listens when `dsn` goes through a pooler; beside a DSN from
-    the environment it is NOTIFYQ_LISTEN_DSN. Settings of the connection are those of
-    `DatabaseSettings`, by keyword or environment. With `check_payloads` what the JSON Schema of a
-    queue refuses is not even sent. With `tracing` each publish and each handling is a span of the
-    global tracer provider of OpenTelemetry, or of the one that is given.
+    the environment it is NOTIFYQ_LISTEN_DSN. Settings are those of `DatabaseSettings`, by keyword
+    or environment. With `check_payloads` what the JSON Schema of a queue refuses is not even sent.
+    With `tracing` each publish and each handling is a span of the global tracer provider of
+    OpenTelemetry, or of the one that is given.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class App(Registrar):
         listen_dsn: str | None = None,
         check_payloads: bool = False,
         tracing: bool | TracerProvider = False,
-        **settings: Any,
+        **settings: Unpack[DatabaseOptions],
     ) -> None:
         super().__init__(tracing)
         self._check_payloads = check_payloads
@@ -144,7 +142,9 @@ class App(Registrar):
         """Create, change, pause and drop streams; say who reads them, and from where on."""
         return Streams(self.database)
 
-    def subscription(self, stream: str, subscriber: str, **options: Any) -> Subscription:
+    def subscription(
+        self, stream: str, subscriber: str, **options: Unpack[SubscriptionOptions]
+    ) -> Subscription:
         """Read a stream as one of its subscribers; the options are those of `Subscription`."""
         return Subscription(self.database, stream, subscriber, **options)
 
@@ -175,23 +175,21 @@ class App(Registrar):
         payloads: Iterable[Any],
         *,
         callback: tuple[str, Any],
-        on_failure: OnFailure = "run",
-        connection: Awaited | None = None,
-        **options: Any,
+        **options: Unpack[PublishManyOptions],
     ) -> Group:
         """Publish messages, and one more that runs when all of them have ended; all or none.
 
         `callback` is the queue and the payload of the latter, `on_failure` what becomes of it if
-        one of the others dies. The options are those of `publish_many`, for the messages of the
-        group. The callback's handler reads the results with `archive.dependencies(message.id)`.
+        one of the others dies, by default "run". The other options are those of `publish_many`,
+        for the messages of the group. The callback's handler reads the results with
+        `archive.dependencies(message.id)`.
         """
-        async with AsyncExitStack() as stack:
-            if connection is None:
-                connection = await stack.enter_async_context(self.database.connection())
-            await stack.enter_async_context(borrow(connection).transaction())
-            messages = await self.publish_many(queue, payloads, connection=connection, **options)
+        on_failure = options.pop("on_failure", "run")
+        async with self._publisher.joining(options.get("connection")) as held:
+            options["connection"] = held
+            messages = await self.publish_many(queue, payloads, **options)
             last = await self.publish(
-                *callback, connection=connection, after=messages, on_failure=on_failure
+                *callback, connection=held, after=messages, on_failure=on_failure
             )
         return Group(messages, last)
 
@@ -213,7 +211,10 @@ class App(Registrar):
         return await Handle(message_id, self.results, TypeAdapter(kind)).result(timeout)
 
     def publish_stream(
-        self, queue: str, payloads: AsyncIterable[Any] | Iterable[Any], **options: Any
+        self,
+        queue: str,
+        payloads: AsyncIterable[Any] | Iterable[Any],
+        **options: Unpack[PublishStreamOptions],
     ) -> AsyncIterator[list[int]]:
         """Publish in batches; yield their ids. Options are those of `Publisher.publish_stream`."""
         return self._publisher.publish_stream(queue, payloads, **options)
@@ -252,12 +253,11 @@ class App(Registrar):
         streams: Sequence[str] = (),
         sink: Sink = log_sink,
         metrics: WorkerMetrics | None = None,
-        **settings: Any,
+        **settings: Unpack[WorkerOptions],
     ) -> Worker:
         """A worker for all handlers and subscribers, or for those of some queues and streams.
 
-        `metrics` counts what it does, beside the sink. Settings are those of `WorkerSettings`, by
-        keyword or environment.
+        `metrics` counts, beside the sink. Settings: `WorkerSettings`, by keyword or environment.
         """
         worker = Worker(
             self.database,

@@ -7,7 +7,7 @@ import os
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypedDict
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from pydantic import (
@@ -93,6 +93,16 @@ class DatabaseSettings(Settings):
     in its session mode, they are kept."""
 
 
+class DatabaseOptions(TypedDict, total=False):
+    """`DatabaseSettings` as keywords; durations are timedeltas, seconds, or texts like 30s."""
+
+    pool_size: int | None
+    connect_timeout: timedelta | float | str | None
+    command_timeout: timedelta | float | str | None
+    retry_for: timedelta | float | str | None
+    prepared_statements: bool | None
+
+
 class WorkerSettings(Settings):
     """How a worker claims, waits and stops. Queue policy is not here: it lives in the database."""
 
@@ -105,6 +115,16 @@ class WorkerSettings(Settings):
     """Time between two runs of messages.maintain()."""
     ping: Duration = Field(timedelta(seconds=10), gt=timedelta(0))
     """Time between two checks that the listening session is alive."""
+
+
+class WorkerOptions(TypedDict, total=False):
+    """`WorkerSettings` as keywords; durations are timedeltas, seconds, or texts like 30s."""
+
+    concurrency: int | None
+    poll: timedelta | float | str | None
+    grace: timedelta | float | str | None
+    upkeep: timedelta | float | str | None
+    ping: timedelta | float | str | None
 
 
 class RelaySettings(Settings):

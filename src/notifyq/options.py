@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from notifyq.payload import encode
-from notifyq.retries import seconds
+from notifyq.values import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,11 +94,11 @@ def behind_keys(options: Options) -> tuple[Any, ...]:
         raise TypeError(f"after must be a sequence of ids, as in [{int(after)}]")
     return (
         None if most is None else _of("max_attempts", most, int, "an integer"),
-        options.get("dedup_scope"),
+        text("dedup_scope", options.get("dedup_scope")),
         _duration("dedup_window", options.get("dedup_window")),
-        options.get("on_duplicate", "keep"),
+        text("on_duplicate", options.get("on_duplicate", "keep")),
         None if after is None else list(after),
-        options.get("on_failure", "cancel"),
+        text("on_failure", options.get("on_failure", "cancel")),
     )
 
 

@@ -51,6 +51,12 @@ class PublishManyOptions(ManyOptions, total=False):
     """In whose transaction; by default they are committed at once."""
 
 
+class PublishStreamOptions(PublishManyOptions, total=False):
+    """What holds for a stream of messages, and where and in what portions they are published."""
+
+    batch: int
+
+
 class Publisher:
     """Publish into queues, on the pool or inside a transaction of the caller's.
 
@@ -131,7 +137,7 @@ class Publisher:
         if (rest := gathered.take()).texts:
             batches.append(rest)
         published: list[int] = []
-        async with self._transaction(connection) as held:
+        async with self.joining(connection) as held:
             for batch in batches:
                 published += await self._publish_batch(
                     held, queue, batch, before=len(published), **options
@@ -174,7 +180,8 @@ class Publisher:
             yield connection
 
     @asynccontextmanager
-    async def _transaction(self, connection: Awaited | None) -> AsyncIterator[Awaited]:
+    async def joining(self, connection: Awaited | None) -> AsyncIterator[Awaited]:
+        """Open a transaction of our own, or one inside of the caller's, and give its connection."""
         if connection is None:
             async with self._database.connection() as own, own.transaction():
                 yield own

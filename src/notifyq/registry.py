@@ -14,8 +14,9 @@ from notifyq.admin import Policy
 from notifyq.errors import ConfigurationError
 from notifyq.handlers import BatchHandler, Handler, MessageHandler
 from notifyq.resources import Resources, name
-from notifyq.retries import Retries, duration
+from notifyq.retries import Retries
 from notifyq.signature import Signature, adapter
+from notifyq.values import duration, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -186,8 +187,7 @@ def make_handler(
     """Read a function's signature: what it takes, and as what its payload is validated."""
     is_async = inspect.iscoroutinefunction(function)
     is_transactional = options.get("transactional", False)
-    if not isinstance(queue, str):
-        raise ConfigurationError(f"a queue has a text as its name, not {queue!r}")
+    text("queue", queue)
     if linger is not None and batch is None:
         raise ConfigurationError(f"{name(function)} gathers no batch: linger needs batch=…")
     _check(function, batch, options, is_async=is_async)
@@ -238,13 +238,8 @@ def _check(
         close = difflib.get_close_matches(option, HandlerOptions.__annotations__, n=1)
         hint = f": did you mean {close[0]!r}?" if close else ""
         raise ConfigurationError(f"a handler has no option {option!r}{hint}")
-    if batch is not None and not 1 <= batch <= _MOST_BATCH:
-        raise ConfigurationError(f"batch must be between 1 and {_MOST_BATCH}, not {batch}")
-    attempts = options.get("max_attempts")
-    if attempts is not None and attempts not in range(1, _MOST_ATTEMPTS + 1):
-        raise ConfigurationError(
-            f"max_attempts must be between 1 and {_MOST_ATTEMPTS}, not {attempts!r}"
-        )
+    whole("batch", batch, _MOST_BATCH)
+    whole("max_attempts", options.get("max_attempts"), _MOST_ATTEMPTS)
     policy = options.get("policy")
     if policy is not None and not isinstance(policy, Policy):
         raise ConfigurationError(

@@ -12,6 +12,7 @@ from tenacity import AsyncRetrying, RetryCallState, wait_exponential
 
 from notifyq.errors import ConfigurationError
 from notifyq.tracebacks import text_of
+from notifyq.values import duration, positive
 
 if TYPE_CHECKING:
     from notifyq.model import Message
@@ -44,11 +45,6 @@ _Strategy = Callable[[RetryCallState], Any]
 _BASE, _MOST = timedelta(seconds=2), timedelta(minutes=5)
 _CALLER = AsyncRetrying()
 _EXPECTED = "a duration (timedelta or seconds) or a wait strategy of tenacity"
-
-
-def seconds(value: timedelta | float | None) -> timedelta | None:
-    """A duration; a bare number counts seconds."""
-    return timedelta(seconds=value) if isinstance(value, int | float) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,7 @@ class Retries:
         except Exception as wrong:  # noqa: BLE001  it is the user's code
             kind = type(wrong).__name__
             return Decision(complaint=f"the handler's raised {kind}: {text_of(wrong)}")
-        after = _positive(said)
+        after = positive(said)
         if after is None:
             if hasattr(said, "close"):
                 said.close()  # the coroutine of an async function, which nobody will await
@@ -175,24 +171,6 @@ class _Growing:
 
     def __call__(self, state: RetryCallState) -> float:
         return self._wait(state) * random.uniform(0.5, 1)  # noqa: S311  nothing secret
-
-
-def _positive(value: Any) -> timedelta | None:
-    """The duration, also one of zero; None for anything else."""
-    try:
-        read = seconds(value)
-    except (ValueError, OverflowError):
-        return None
-    return read if isinstance(read, timedelta) and read >= timedelta(0) else None
-
-
-def duration(name: str, value: timedelta | float | None) -> timedelta | None:
-    """Return what an option of this name says; raise ConfigurationError where it is none."""
-    if value is not None and _positive(value) is None:
-        raise ConfigurationError(
-            f"{name} must be a duration (timedelta or seconds) that is not negative, not {value!r}"
-        )
-    return seconds(value)
 
 
 def _error_class(key: Any) -> type[BaseException]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from notifyq import sql
 from notifyq.model import decode
 from notifyq.payload import encode
+from notifyq.values import check_fields, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,24 +49,15 @@ class Schedule:
     grace: timedelta | float = timedelta(minutes=5)
     """A run that is late by less was not missed."""
 
+    def __post_init__(self) -> None:
+        """Refuse what is not of its field's kind where it is written."""
+        check_fields(self)
+
     def args(self) -> tuple[object, ...]:
         """The values in the order of the SQL function."""
-        return (
-            self.name,
-            self.cron,
-            self.queue,
-            encode(self.payload),
-            self.timezone,
-            self.type,
-            encode(self.headers or {}),
-            self.priority,
-            self.key,
-            self.max_attempts,
-            _duration(self.jitter),
-            self.overlap,
-            self.backfill,
-            _duration(self.grace),
-        )
+        given = plain(self)
+        encoded = {"payload": encode(self.payload), "headers": encode(self.headers or {})}
+        return tuple((given | encoded)[field.name] for field in fields(Schedule))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +140,3 @@ class Schedules:
             ScheduleInfo.from_row(row)
             for row in await self._database.fetch(sql.SCHEDULE_INFO, name)
         ]
-
-
-def _duration(value: timedelta | float) -> timedelta:
-    return value if isinstance(value, timedelta) else timedelta(seconds=value)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from notifyq import sql
 from notifyq.errors import ConfigurationError
 from notifyq.event import SubscriptionInfo
-from notifyq.retries import seconds
 from notifyq.schemas import schema_text
+from notifyq.values import check_fields, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from notifyq.admin import Bell
     from notifyq.database import Calls
     from notifyq.schemas import Schema
-
-_DURATIONS = frozenset({"retention", "max_lag"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +44,14 @@ class StreamPolicy:
     bell: Bell | None = None
     max_bytes: int | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what is not of its field's kind where it is written."""
+        check_fields(self)
+
     def args(self) -> tuple[object, ...]:
         """The values in the order of the SQL functions."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["payload_schema"] = schema_text(self.payload_schema)
-        return tuple(
-            seconds(value) if name in _DURATIONS else value for name, value in values.items()
-        )
+        values = plain(self) | {"payload_schema": schema_text(self.payload_schema)}
+        return tuple(values.values())
 
 
 class Subscribing(Protocol):

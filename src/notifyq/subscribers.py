@@ -13,10 +13,11 @@ from notifyq.errors import ConfigurationError
 from notifyq.event import Event
 from notifyq.handlers import Handler
 from notifyq.resources import Resources, name
-from notifyq.retries import Retries, duration, seconds
+from notifyq.retries import Retries
 from notifyq.signature import Signature, adapter
 from notifyq.streams import StreamPolicy, as_position
 from notifyq.subscription import Batch
+from notifyq.values import duration, positive, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -126,6 +127,8 @@ def make_subscriber(
     """Read a function's signature: what it takes, and as what payloads are validated."""
     is_async = inspect.iscoroutinefunction(function)
     is_transactional = options.get("transactional", False)
+    text("stream", stream)
+    text("subscriber", subscriber)
     _check(function, batch, options, is_async=is_async)
     is_batch = batch is not None
     signature = Signature(
@@ -186,8 +189,7 @@ def _check(
         ("members", _MOST_MEMBERS, options.get("members")),
         ("concurrency", _MOST_AT_ONCE, options.get("concurrency")),
     ):
-        if value is not None and not 1 <= value <= most:
-            raise ConfigurationError(f"{option} must be between 1 and {most}, not {value}")
+        whole(option, value, most)
     policy = options.get("policy")
     if policy is not None and not isinstance(policy, StreamPolicy):
         raise ConfigurationError(
@@ -209,8 +211,8 @@ def _check(
 
 
 def _rest(options: SubscriberOptions) -> float:
-    rest = seconds(options.get("rest", _REST))
-    if rest is None or not 0 <= rest.total_seconds() <= _LONGEST_REST:
+    rest = positive(options.get("rest", _REST))
+    if rest is None or rest.total_seconds() > _LONGEST_REST:
         raise ConfigurationError(
             f"rest must be between 0, which turns it off, and {_LONGEST_REST:g} seconds, "
             f"not {options.get('rest')!r}"

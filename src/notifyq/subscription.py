@@ -9,7 +9,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from notifyq import sql
 from notifyq.doorbell import Hearing
@@ -17,7 +17,7 @@ from notifyq.errors import BatchNotFoundError, ConfigurationError
 from notifyq.event import Event
 from notifyq.events import log_sink
 from notifyq.listener import Listener
-from notifyq.retries import seconds
+from notifyq.values import duration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -89,7 +89,9 @@ class Batch:
 
         Its id stays the same, `retries` grows; it is part of a later batch.
         """
-        rows = await self._fetch(sql.RETRY_EVENT, self.id, _id(event), seconds(delay), reason)
+        rows = await self._fetch(
+            sql.RETRY_EVENT, self.id, _id(event), duration("delay", delay), reason
+        )
         return bool(rows[0][0])
 
     async def fail(self, event: Event | int, reason: str | None = None) -> bool:
@@ -126,6 +128,15 @@ def _id(event: Event | int) -> int:
     return event if isinstance(event, int) else event.id
 
 
+class SubscriptionOptions(TypedDict, total=False):
+    """What may be said of a `Subscription` besides whose it is."""
+
+    member: str | None
+    takeover: timedelta | float | None
+    poll: timedelta | float
+    sink: Sink
+
+
 class Subscription:
     """A subscriber of a stream as a loop of your own reads it.
 
@@ -148,8 +159,8 @@ class Subscription:
         self.stream = stream
         self.subscriber = subscriber
         self._member = member
-        self._takeover = seconds(takeover)
-        self._poll = seconds(poll) or timedelta()
+        self._takeover = duration("takeover", takeover)
+        self._poll = duration("poll", poll) or timedelta()
         self._sink = sink
 
     async def next_batch(

@@ -12,7 +12,7 @@ import time
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from taskiq import AckableMessage, AsyncBroker
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from taskiq import BrokerMessage
 
+    from notifyq.config import DatabaseOptions
     from notifyq.model import Message
 
 log = logging.getLogger("notifyq.taskiq")
@@ -58,7 +59,7 @@ class NotifyqBroker(AsyncBroker):
         queue: str = "taskiq",
         prefetch: int = 10,
         max_attempts: int = 5,
-        **settings: Any,
+        **settings: Unpack[DatabaseOptions],
     ) -> None:
         super().__init__()
         self._app = App(dsn, **settings)

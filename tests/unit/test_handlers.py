@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from notifyq import App, ConfigurationError, Message, Retry
-from notifyq.retries import seconds
+from notifyq.values import seconds
 from unit.rows import register
 
 
@@ -206,8 +206,9 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"timeout": -1}, "timeout must be a duration .* not negative, not -1"),
     ({"lock_timeout": "5s"}, "lock_timeout must be a duration"),
     ({"max_attempts": "5"}, "max_attempts must be between 1 and 1000, not '5'"),
+    ({"batch": "5"}, "batch must be between 1 and 10000, not '5'"),
     ({"linger": 1}, "linger needs batch"),
-    ({"queue": 5}, "a queue has a text as its name, not 5"),
+    ({"queue": 5}, "queue must be a text, not 5"),
 ]
 
 

@@ -4,6 +4,7 @@ An expected error is one that is ignored by its code: mypy complains about an ig
 """
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any, assert_type
 
 from pydantic import BaseModel
@@ -115,6 +116,35 @@ async def checked() -> None:
     await app.publish(text, 1, prio=1)  # type: ignore[call-arg]
     await app.publish_many(text, [1], key="k")  # type: ignore[arg-type]
     assert_type(await (await app.publish("orders", 1)).result(), Any)
+
+
+async def checked_of_an_app() -> None:
+    """Is never called."""
+    group = await app.publish_group(
+        "orders", [1], callback=("done", None), on_failure="hold", priority=1, key=str
+    )
+    assert_type(group.messages, list[Handle[Any]])
+    await app.publish_group("orders", [1], callback=("done", None), prio=1)  # type: ignore[call-arg]
+    await app.publish_group(
+        "orders",
+        [1],
+        callback=("done", None),
+        delay="5s",  # type: ignore[arg-type]
+    )
+    await app.publish_group(
+        "orders",
+        [1],
+        callback=("done", None),
+        key="k",  # type: ignore[arg-type]
+    )
+    assert_type(app.publish_stream("orders", [1], batch=10), AsyncIterator[list[int]])
+    app.publish_stream("orders", [1], batches=10)  # type: ignore[call-arg]
+    app.subscription("events", "reader", takeover=timedelta(minutes=1))
+    app.subscription("events", "reader", takeovers=1)  # type: ignore[call-arg]
+    app.worker(concurrency=5, poll="500ms")
+    app.worker(concurency=5)  # type: ignore[call-arg]
+    App(pool_size=3, retry_for=10)
+    App(pool_size="3")  # type: ignore[arg-type]
 
 
 def handle_message() -> Message:

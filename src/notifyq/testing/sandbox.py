@@ -18,10 +18,10 @@ from notifyq.handlers import Handler
 from notifyq.inbox import Inbox
 from notifyq.model import ArchivedMessage, Failed, Message, Rejected
 from notifyq.processes import Processes
-from notifyq.retries import seconds
 from notifyq.subscribers import Subscriber
 from notifyq.tools import Tools
 from notifyq.transactions import Transactions
+from notifyq.values import duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -214,8 +214,8 @@ class Sandbox:
     async def advance(self, by: timedelta | float) -> None:
         """Let a time pass, in seconds: messages fall due, and locks expire."""
         database = self.app.database
-        await database.fetch(_ADVANCE, seconds(by))
-        await database.fetch(_ADVANCE_EVENTS, seconds(by))
+        for statement in (_ADVANCE, _ADVANCE_EVENTS):
+            await database.fetch(statement, duration("by", by))
         await database.fetch(_UPKEEP)
 
     async def _handle(

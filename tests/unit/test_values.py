@@ -1,0 +1,87 @@
+"""What is of the wrong kind is refused where it is written, by its name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from notifyq import App, ConfigurationError, Policy, Schedule, StreamPolicy
+from notifyq.config import DatabaseOptions, DatabaseSettings, WorkerOptions, WorkerSettings
+from notifyq.values import _KINDS, plain
+
+WRONG: list[tuple[type, str, Any, str]] = [
+    (Policy, "lock_timeout", "5s", r"a duration \(timedelta or seconds\).*, not '5s'"),
+    (Policy, "retention", -1, "a duration .* that is not negative, not -1"),
+    (Policy, "rate_period", float("nan"), "a duration .*, not nan"),
+    (Policy, "concurrency", "5", "an integer, not '5'"),
+    (Policy, "ordered", 1, "True or False, not 1"),
+    (Policy, "payload_type", int, "a text, not <class 'int'>"),
+    (Policy, "bell", False, "a text, not False"),
+    (StreamPolicy, "max_lag", "1h", "a duration .*, not '1h'"),
+    (StreamPolicy, "max_events", 1.5, "an integer, not 1.5"),
+    (Schedule, "jitter", "1h", "a duration .*, not '1h'"),
+    (Schedule, "grace", None, "a duration .*, not None"),
+    (Schedule, "overlap", True, "a text, not True"),
+    (Schedule, "headers", ["a"], r"a mapping, not \['a'\]"),
+    (Schedule, "timezone", None, "a text, not None"),
+]
+NEEDED: dict[type, dict[str, str]] = {Schedule: {"name": "s", "cron": "@daily", "queue": "q"}}
+
+
+@pytest.mark.parametrize(("kind", "name", "value", "reason"), WRONG)
+def test_a_field_of_the_wrong_kind_is_named(
+    kind: type, name: str, value: object, reason: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{name} must be {reason}"):
+        kind(**{**NEEDED.get(kind, {}), name: value})
+
+
+@pytest.mark.parametrize("kind", [Policy, StreamPolicy, Schedule])
+def test_each_field_is_of_a_kind_that_is_checked(kind: type) -> None:
+    found = {str(field.type).removesuffix(" | None") for field in fields(kind)}
+    # Both of these are JSON in the end, which has an error of its own.
+    assert found - {"Schema", "Any"} <= {"timedelta | float", *_KINDS}
+
+
+def test_durations_are_seconds_or_timedeltas() -> None:
+    policy = Policy(lock_timeout=1.5, backoff=timedelta(minutes=1), retention=0)
+    given = {name: value for name, value in plain(policy).items() if value is not None}
+    assert given == {
+        "lock_timeout": timedelta(seconds=1.5),
+        "backoff": timedelta(minutes=1),
+        "retention": timedelta(0),
+    }
+
+
+def test_a_schedule_of_a_function_is_refused_where_it_is_written() -> None:
+    with pytest.raises(ConfigurationError, match=r"^jitter must be a duration"):
+        App().cron("@daily", jitter="1h")(lambda: None)  # type: ignore[arg-type]
+
+
+WRONG_OF_SUBSCRIBERS: list[tuple[dict[str, Any], str]] = [
+    ({"rest": "5s"}, "rest must be between 0, .*, not '5s'"),
+    ({"rest": 61}, "rest must be between 0, .*, not 61"),
+    ({"max_attempts": "3"}, "max_attempts must be between 1 and 1000, not '3'"),
+    ({"batch": "3"}, "batch must be between 1 and 10000, not '3'"),
+    ({"members": 0}, "members must be between 1 and 64, not 0"),
+    ({"stream": 5}, "stream must be a text, not 5"),
+    ({"subscriber": None}, "subscriber must be a text, not None"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), WRONG_OF_SUBSCRIBERS)
+def test_an_option_of_a_subscriber_that_makes_no_sense_is_named(
+    options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{reason}"):
+        App().subscriber(**{"stream": "s", "subscriber": "w", **options})(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"), [(DatabaseOptions, DatabaseSettings), (WorkerOptions, WorkerSettings)]
+)
+def test_settings_are_typed_as_they_are(options: Any, settings: Any) -> None:
+    assert options.__annotations__.keys() == settings.model_fields.keys()
