@@ -93,13 +93,26 @@ def test_wrong_usage_is_told_before_any_connection(
     assert "--help` tells more)" in line
 
 
-@pytest.mark.parametrize("args", [(), ("dead",), ("server",)])
+@pytest.mark.parametrize("args", [(), ("archive",), ("server",)])
 def test_command_without_its_command_prints_help(anywhere: Notifyq, args: tuple[str, ...]) -> None:
     result = anywhere(*args)
     assert result.code == 2
     assert result.out == ""
     assert result.err.startswith("Usage: notifyq")
     assert "Commands:" in result.err
+
+
+def test_groups_that_list_something_do_that_without_a_command(notifyq: Notifyq) -> None:
+    listing = [
+        name for name, group in tree().commands.items() if "ls" in getattr(group, "commands", ())
+    ]
+    assert listing == ["queues", "stream", "retention", "schedules", "dead"]
+    for group in listing:
+        assert notifyq.good(group).out == notifyq.good(group, "ls").out
+        # An option is that of the list, too.
+        assert notifyq.good(group, "--json").out == notifyq.good(group, "ls", "--json").out
+        assert f"Usage: notifyq {group} [OPTIONS] COMMAND" in notifyq.good(group, "--help").out
+        assert "No such option: --jsn" in notifyq.refused(group, "--jsn", code=2)
 
 
 def test_version_is_printed(anywhere: Notifyq) -> None:

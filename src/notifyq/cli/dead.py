@@ -36,6 +36,7 @@ from notifyq.cli.common import (
     when,
 )
 from notifyq.cli.groups import FingerprintOption, act_on, groups
+from notifyq.cli.listing import Listing
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.cli.messages import LimitOption, show
 from notifyq.cli.worker import stop_signals
@@ -45,7 +46,7 @@ from notifyq.events import log_sink
 from notifyq.model import ArchivedMessage, Status
 from notifyq.monitor import Act, Conditions
 
-dead = typer.Typer(name="dead", help="Messages that did not succeed.", no_args_is_help=True)
+dead = typer.Typer(name="dead", cls=Listing, help="List (ls), show, retry, delete dead messages.")
 dead.command("show")(show)
 dead.command("groups")(groups)
 
@@ -99,9 +100,7 @@ def retry(
     since: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
     until: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All dead messages.")] = False,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=100_000, help="At most.")
-    ] = 1000,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10**5, help="At most.")] = 1000,
     dsn: DsnOption = None,
 ) -> None:
     """Publish dead messages again, by id or by filter; each only once.

@@ -10,6 +10,7 @@ import typer
 from notifyq.admin import Admin, Policy
 from notifyq.cli.acting import acting
 from notifyq.cli.common import DsnOption, JsonOption, cell, open_database, out, print_rows, run
+from notifyq.cli.listing import Listing
 from notifyq.cli.policy import (
     AttemptsOption,
     BackoffMaxOption,
@@ -38,7 +39,9 @@ from notifyq.cli.policy import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-queues = typer.Typer(name="queues", help="List, create, change, pause and drop queues.")
+queues = typer.Typer(
+    name="queues", cls=Listing, help="List (ls), create, change, pause and drop queues."
+)
 
 # --json has the whole policy.
 _COLUMNS = ("queue", "waiting", "scheduled", "locked", "expired", "oldest_waiting_at", "paused")
@@ -50,11 +53,9 @@ NameArgument = Annotated[str, typer.Argument(help="Name of the queue.")]
 RoleArgument = Annotated[str, typer.Argument(help="Role of the database, and all of its members.")]
 
 
-@queues.callback(invoke_without_command=True)
-def ls(context: typer.Context, dsn: DsnOption = None, as_json: JsonOption = False) -> None:
+@queues.command()
+def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the queues with their counts and policy."""
-    if context.invoked_subcommand is not None:
-        return
 
     async def list_queues() -> None:
         async with open_database(dsn) as database:

@@ -20,6 +20,7 @@ from notifyq.cli.common import (
     run,
     span,
 )
+from notifyq.cli.listing import Listing
 from notifyq.cli.policy import duration_or_none
 from notifyq.monitor import archive_days
 from notifyq.monitor import retention as read_retention
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from notifyq.monitor import ArchiveDay, Kept
 
 retention = typer.Typer(
-    name="retention", help="What the archive keeps, for how long, and what goes next."
+    name="retention", cls=Listing, help="What the archive keeps (ls), for how long; change it."
 )
 
 _STEPS = {
@@ -44,9 +45,8 @@ _STEPS = {
 _UNIT = 1000.0
 
 
-@retention.callback(invoke_without_command=True)
-def show(
-    context: typer.Context,
+@retention.command()
+def ls(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only what the upkeep would remove now.")
     ] = False,
@@ -57,8 +57,6 @@ def show(
 
     Large days are not counted: their figures are those of the statistics of the server.
     """
-    if context.invoked_subcommand is not None:
-        return
 
     async def read() -> tuple[Sequence[Kept], Sequence[ArchiveDay]]:
         async with open_database(dsn) as database:

@@ -26,6 +26,7 @@ from notifyq.cli.common import (
     span,
     when,
 )
+from notifyq.cli.listing import Listing
 from notifyq.cli.worker import load_app
 from notifyq.errors import ConfigurationError
 from notifyq.payload import Json, check_json
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
     from notifyq.schedules import ScheduleInfo
 
-schedules = typer.Typer(name="schedules", help="Publish messages by the clock.")
+schedules = typer.Typer(
+    name="schedules", cls=Listing, help="List (ls) and change what is published by the clock."
+)
 
 
 class Overlap(enum.StrEnum):
@@ -50,11 +53,9 @@ class Overlap(enum.StrEnum):
 NameArgument = Annotated[str, typer.Argument(help="Name of the schedule.")]
 
 
-@schedules.callback(invoke_without_command=True)
-def ls(context: typer.Context, dsn: DsnOption = None, as_json: JsonOption = False) -> None:
+@schedules.command()
+def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the schedules, when they come next, and what went wrong."""
-    if context.invoked_subcommand is not None:
-        return
 
     async def list_schedules() -> None:
         async with open_database(dsn) as database:

@@ -19,6 +19,7 @@ from notifyq.cli.common import (
     run,
 )
 from notifyq.cli.forward import forward, forwards, unforward
+from notifyq.cli.listing import Listing
 from notifyq.cli.tail import tail
 from notifyq.errors import ConfigurationError
 from notifyq.streams import StreamPolicy, Streams
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from notifyq.admin import Bell
 
 stream = typer.Typer(
-    name="stream", help="Streams: events that every subscriber gets.", no_args_is_help=True
+    name="stream", cls=Listing, help="Streams, whose events every subscriber gets: list (ls), make."
 )
 stream.command("tail")(tail)
 for _command in (forward, unforward, forwards):
