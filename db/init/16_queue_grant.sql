@@ -1,8 +1,8 @@
 -- Queue grant and flow: who may use a queue, and what is kept for one that has limits or order.
 --
 -- owns:    messages.queue_grant, messages.flow, messages.flow_state, messages.flow_key,
---          messages.flow_room, messages.share, type messages.flow_pick; indexes
---          message_key_waiting_idx and message_key_idx of messages.message
+--          messages.flow_charge, messages.flow_room, messages.share, type messages.flow_pick;
+--          indexes message_key_waiting_idx and message_key_idx of messages.message
 -- writes:  nothing
 -- raises:  nothing
 
@@ -48,7 +48,7 @@ comment on column messages.flow.is_held is
   'Whether something waits for a limit, so that whoever ends a lock rings.';
 comment on column messages.flow.held_at is 'When that was so last.';
 
--- In the three tables below a change raises the number, and the largest is read: while vacuum is
+-- In the tables below a change raises the number, and the largest is read: while vacuum is
 -- held up old versions gather, and they lie behind the present one.
 create table if not exists messages.flow_state (
   queue text not null,
@@ -65,6 +65,10 @@ create table if not exists messages.flow_state (
   had integer not null default 0,
   unlisted integer not null default 0,
   most integer not null default 1000000000,
+  charged bigint not null default 0,
+  booked bigint not null default 0,
+  keys_paid_at timestamptz not null default '-infinity',
+  booked_paid_at timestamptz not null default '-infinity',
   constraint flow_state_queue_number_pk primary key (queue, number)
 );
 
@@ -96,6 +100,13 @@ comment on column messages.flow_state.unlisted is
   'How many more were handed out, at a time when that was far from the limits.';
 comment on column messages.flow_state.most is
   'No key has more of running than this; a large number: that is not known.';
+comment on column messages.flow_state.charged is 'The number of the last row of flow_charge.';
+comment on column messages.flow_state.booked is
+  'The number of the last of them that the buckets of flow_key have paid.';
+comment on column messages.flow_state.keys_paid_at is
+  'No bucket of a key is full again later than this, once all of flow_charge is paid.';
+comment on column messages.flow_state.booked_paid_at is
+  'No bucket in flow_key is full again later than this.';
 
 do $$
 begin
@@ -125,6 +136,31 @@ comment on column messages.flow_key.queue is 'Name of the queue.';
 comment on column messages.flow_key.key is 'The key of messages.';
 comment on column messages.flow_key.number is 'Rises with every change.';
 comment on column messages.flow_key.paid_at is 'When the bucket of the rate is full again.';
+
+create table if not exists messages.flow_charge (
+  queue text not null,
+  number bigint not null,
+  charged_at timestamptz not null,
+  each double precision not null,
+  keys text[] not null,
+  tokens integer[] not null,
+  constraint flow_charge_queue_number_pk primary key (queue, number)
+);
+
+-- Written with each claim, as flow_state.
+alter table messages.flow_charge
+  alter column keys set storage external,
+  alter column tokens set storage external;
+
+comment on table messages.flow_charge is
+  'What keys have had that is not in flow_key yet: one row for each claim well within their rate.';
+comment on column messages.flow_charge.queue is 'Name of the queue.';
+comment on column messages.flow_charge.number is
+  'Rises with every claim, by the number of its keys.';
+comment on column messages.flow_charge.charged_at is 'When the messages were handed out.';
+comment on column messages.flow_charge.each is 'How long a bucket took for one token, in seconds.';
+comment on column messages.flow_charge.keys is 'Keys of these messages.';
+comment on column messages.flow_charge.tokens is 'How many messages of each of them.';
 
 create table if not exists messages.flow_room (
   queue text not null,

@@ -7,7 +7,7 @@
 -- writes:  messages.message (row locks)
 -- calls:   messages._look, messages._look_keys, messages._look_fair, messages._key_rooms,
 --          messages._read_state, messages._count_running, messages._charge, messages._keep_state,
---          messages._tokens, messages._note_held
+--          messages._book, messages._tokens, messages._note_held
 -- raises:  NQ003 invalid argument
 
 -- Of messages that were found in their order, those that their keys have room for.
@@ -129,11 +129,13 @@ declare
   v_pick messages.flow_pick;
   v_is_blocked boolean := false;
   v_ids bigint[] := array[]::bigint[];
+  v_keys text[];
+  v_quantities integer[];
 begin
   if v_before is null then
     return v_ids;
   end if;
-  v_state := messages._count_running(queue, quantity, v_before, '{}', 0);
+  v_state := messages._book(messages._count_running(queue, quantity, v_before, '{}', 0));
   v_room := least(quantity, queue.concurrency - cardinality(v_state.running));
   if queue.rate is not null then
     v_tokens := messages._tokens(
@@ -144,7 +146,18 @@ begin
     v_pick := messages._pick(queue, least(v_room, v_tokens), filter, thorough, v_state);
     v_ids := v_pick.ids;
     v_is_blocked := v_pick.is_blocked;
-    v_state := messages._charge(queue, v_ids, v_pick.state, null);
+    if queue.key_rate is not null then
+      select array_agg(k.key), array_agg(k.quantity) into v_keys, v_quantities
+      from (
+        select m.key, count(*)::integer as quantity
+        from messages.message as m
+        where m.id = any (v_ids)
+        group by m.key
+        -- Not a condition on the key itself: for it an index would be read that is of no use here.
+        having count(m.key) > 0
+      ) as k;
+    end if;
+    v_state := messages._charge(queue, v_ids, v_pick.state, null, v_keys, v_quantities);
   end if;
   perform messages._keep_state(v_before, v_state, true);
   -- What waits for a token alone nobody's finish helps, see token_in().

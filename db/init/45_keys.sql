@@ -1,12 +1,12 @@
 -- Keys: what they may have, and what waits without one.
 --
 -- owns:    nothing
--- writes:  messages.flow_key
--- calls:   messages._tokens, messages._pay, messages._matches
+-- writes:  nothing
+-- calls:   messages._tokens, messages._matches
 -- raises:  nothing
 
 -- For each key: how many more messages it may have beside those that run and those that are given
--- just now.
+-- just now. What is not booked is not known here: before its turn a claim may be told too much.
 create or replace function messages._key_rooms(
   queue messages.queue, keys text[], running bigint[], given bigint[],
   out _key text, out _room integer
@@ -55,55 +55,6 @@ begin
     order by l.number desc
     limit 1
   ) as f on true;
-end;
-$$;
-
--- Let the keys of these messages pay for them.
-create or replace function messages._charge_keys(queue messages.queue, ids bigint[])
-  returns void
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-  set jit = off
-  set plan_cache_mode = force_generic_plan
-as $$
-declare
-  v_now timestamptz := clock_timestamp();
-begin
-  with charged as materialized (
-    select g.key, l.number, messages._pay(
-      coalesce(l.paid_at, '-infinity'), v_now, g.quantity, queue.key_rate, queue.key_rate_period
-    ) as paid_at
-    from (
-      select m.key, count(*) as quantity
-      from messages.message as m
-      where m.id = any (_charge_keys.ids)
-      group by m.key
-      -- Not a condition on the key itself: for it an index would be read that is of no use here.
-      having count(m.key) > 0
-    ) as g
-    left join lateral (
-      select k.number, k.paid_at
-      from messages.flow_key as k
-      where k.queue = _charge_keys.queue.name
-        and k.key = g.key
-      order by k.number desc
-      limit 1
-    ) as l on true
-  ),
-  changed as (
-    update messages.flow_key as k
-    set number = k.number + 1, paid_at = c.paid_at
-    from charged as c
-    where k.queue = _charge_keys.queue.name
-      and k.key = c.key
-      and k.number = c.number
-  )
-  insert into messages.flow_key (queue, key, number, paid_at)
-  select _charge_keys.queue.name, c.key, 0, c.paid_at
-  from charged as c
-  where c.number is null;
 end;
 $$;
 

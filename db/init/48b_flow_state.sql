@@ -145,7 +145,11 @@ begin
     round = state.round,
     had = state.had,
     walk_at = state.walk_at,
-    place = state.place
+    place = state.place,
+    charged = state.charged,
+    booked = state.booked,
+    keys_paid_at = state.keys_paid_at,
+    booked_paid_at = state.booked_paid_at
   where s.queue = before.queue
     and s.number = before.number;
 end;
@@ -154,7 +158,8 @@ $$;
 -- Let the queue and the keys of these messages pay for them; most are of one key, as far as that
 -- is known.
 create or replace function messages._charge(
-  queue messages.queue, ids bigint[], state messages.flow_state, most integer
+  queue messages.queue, ids bigint[], state messages.flow_state, most integer,
+  keys text[], tokens integer[]
 )
   returns messages.flow_state
   language plpgsql
@@ -181,7 +186,7 @@ begin
     );
   end if;
   if queue.key_rate is not null then
-    perform messages._charge_keys(queue, ids);
+    v_state := messages._charge_keys(queue, v_state, keys, tokens);
   end if;
   return v_state;
 end;

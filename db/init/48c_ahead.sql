@@ -10,7 +10,7 @@
 --          handler_attempts), messages.flow (row locks)
 -- calls:   messages._read_state, messages._count_running, messages._pick, messages._look,
 --          messages._charge, messages._keep_state, messages._note_held, messages._key_rooms,
---          messages._tokens
+--          messages._tokens, messages._is_far, messages._book
 -- raises:  nothing but lock_not_available
 
 -- Whether a claim that comes to this queue takes no turn but its own. Where it would take several,
@@ -65,30 +65,20 @@ begin
 end;
 $$;
 
--- Whether the keys of these messages have the tokens for them.
-create or replace function messages._keys_pay(queue messages.queue, ids bigint[])
+-- Whether each of these keys may have so many messages. Only after _book().
+create or replace function messages._have_room(
+  queue messages.queue, keys text[], quantities integer[]
+)
   returns boolean
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
-  set plan_cache_mode = force_generic_plan
 as $$
 begin
-  return queue.key_rate is null or not exists (
-    with candidates as materialized (
-      select m.key, count(*) as quantity
-      from messages.message as m
-      where m.id = any (_keys_pay.ids)
-      group by m.key
-    )
-    select from candidates as c
-    join messages._key_rooms(
-      queue, array(select k.key from candidates as k where k.key is not null), '{}', '{}'
-    ) as r on r._key = c.key
-    where c.quantity > r._room
+  return not exists (
+    select from messages._key_rooms(queue, keys, '{}', '{}') as r
+    join unnest(keys, quantities) as k (key, quantity) on k.key = r._key
+    where k.quantity > r._room
   );
 end;
 $$;
@@ -122,6 +112,8 @@ declare
   v_now timestamptz;
   v_pick messages.flow_pick;
   v_ids bigint[];
+  v_keys text[];
+  v_tokens integer[];
   v_most integer;
   v_counts constant boolean := queue.concurrency is not null or queue.key_concurrency is not null;
   v_has_keys constant boolean := queue.key_concurrency is not null or queue.key_rate is not null;
@@ -164,10 +156,17 @@ begin
         attempts = m.attempts + 1,
         handler_attempts = _claim_ahead.max_attempts
       where m.id = any (array(select i.id from unnest(v_ids) as i (id)))
-      returning case when queue.key_concurrency is not null then m.key end as key
+      returning case when v_has_keys then m.key end as key
     )
-    select max(k.quantity) into v_most
-    from (select count(c.key)::integer as quantity from claimed as c group by c.key) as k;
+    select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.quantity), '{}'),
+      coalesce(max(k.quantity), 0)
+    into v_keys, v_tokens, v_most
+    from (
+      select c.key, count(*)::integer as quantity
+      from claimed as c
+      where c.key is not null
+      group by c.key
+    ) as k;
   end if;
   if v_ids = '{}' then
     return v_ids;
@@ -194,17 +193,26 @@ begin
     -- Where all that runs is less than a key may have, so is what runs of each.
     or cardinality(v_ids) > queue.key_concurrency - cardinality(v_state.running)
     and v_most > queue.key_concurrency - v_state.most
-    or not messages._keys_pay(queue, v_ids)
   then
     raise lock_not_available;
   end if;
-  v_state := messages._charge(queue, v_ids, v_state, v_most);
+  if queue.key_rate is not null and not messages._is_far(queue, v_state, v_most) then
+    v_state := messages._book(v_state);
+    if not messages._have_room(queue, v_keys, v_tokens) then
+      raise lock_not_available;
+    end if;
+  end if;
+  v_state := messages._charge(queue, v_ids, v_state, v_most, v_keys, v_tokens);
   v_picked.running := v_state.running;
   v_picked.unlisted := v_state.unlisted;
   v_picked.most := v_state.most;
   v_picked.kept := v_state.kept;
   v_picked.counted_at := v_state.counted_at;
   v_picked.paid_at := v_state.paid_at;
+  v_picked.charged := v_state.charged;
+  v_picked.booked := v_state.booked;
+  v_picked.keys_paid_at := v_state.keys_paid_at;
+  v_picked.booked_paid_at := v_state.booked_paid_at;
   perform messages._keep_state(v_before, v_picked, true);
   perform messages._note_held(queue, false);
   return v_ids;

@@ -1,8 +1,8 @@
 -- Policy: what a queue may be like, and what is kept for one with limits.
 --
 -- owns:    nothing
--- writes:  messages.flow, messages.flow_state, messages.flow_key, messages.flow_room;
---          messages.queue (table lock)
+-- writes:  messages.flow, messages.flow_state, messages.flow_key, messages.flow_charge,
+--          messages.flow_room; messages.queue (table lock)
 -- calls:   messages._check_attempts, messages._check_positive, messages._invalid,
 --          messages._arm_capacity, messages._arm_volatile, messages._arm_payload,
 --          messages._check_payload_policy, messages._ring_again, messages._busy
@@ -114,6 +114,7 @@ begin
       and f.part = 'claim';
     delete from messages.flow_state as s where s.queue = _keep_flow.queue.name;
     delete from messages.flow_key as k where k.queue = _keep_flow.queue.name;
+    delete from messages.flow_charge as c where c.queue = _keep_flow.queue.name;
   end if;
   if queue.capacity is not null then
     insert into messages.flow (queue, part) values (_keep_flow.queue.name, 'publish')

@@ -74,6 +74,7 @@ begin
   delete from messages.flow as f where f.queue = v_queue.name;
   delete from messages.flow_state as s where s.queue = v_queue.name;
   delete from messages.flow_key as k where k.queue = v_queue.name;
+  delete from messages.flow_charge as c where c.queue = v_queue.name;
   delete from messages.flow_room as r where r.queue = v_queue.name;
   delete from messages.share as s where s.queue = v_queue.name;
   delete from messages.queue as q where q.name = v_queue.name;

@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.share, messages.flow (row locks), messages.flow_key
--- calls:   messages._queue, messages._invalid, messages._may, messages._tokens
+-- calls:   messages._queue, messages._invalid, messages._may, messages._tokens, messages._book,
+--          messages._keep_state
 -- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace function messages.set_share(queue text, key text, weight double precision)
@@ -144,8 +145,8 @@ comment on function messages.token_in(text[]) is
   'through: who was handed out less than asked for looks again then. A day at most; null where '
   'none of the queues has a rate.';
 
--- Forget keys that are not ahead of their rate: they would begin again where they are. A queue
--- whose claim is under way has its turn the next time.
+-- Forget keys that are not ahead of their rate: they would begin again where they are, once they
+-- have paid for all that they had. A queue whose claim is under way has its turn the next time.
 create or replace function messages._sweep_flow(quantity integer)
   returns integer
   language plpgsql
@@ -156,6 +157,7 @@ create or replace function messages._sweep_flow(quantity integer)
 as $$
 declare
   v_queue text;
+  v_state messages.flow_state;
   v_swept integer;
   v_all integer := 0;
 begin
@@ -166,6 +168,12 @@ begin
     order by f.queue
     for update skip locked
   loop
+    select s.* into v_state
+    from messages.flow_state as s
+    where s.queue = v_queue
+    order by s.number desc
+    limit 1;
+    perform messages._keep_state(v_state, messages._book(v_state), true);
     delete from messages.flow_key as k
     where (k.queue, k.key, k.number) in (
       select o.queue, o.key, o.number

@@ -128,6 +128,7 @@ READ_TABLES = [
     "select * from messages.flow",
     "select * from messages.flow_state",
     "select * from messages.flow_key",
+    "select * from messages.flow_charge",
     "select * from messages.flow_room",
     "select * from messages.share",
     "select * from messages.attempt",

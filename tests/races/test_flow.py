@@ -306,6 +306,61 @@ async def test_a_rate_holds_for_many_claimers(connection: Connection, connect: C
             assert last - first + 1 <= 20 + 200 * (times[last] - times[first] + 0.05) + 1
 
 
+@pytest.mark.parametrize("is_fair", [False, True])
+async def test_every_key_has_its_tokens_and_no_more_with_many_claimers(
+    connection: Connection, connect: Connect, *, is_fair: bool
+) -> None:
+    keys, burst = 11, 90
+    await value(
+        connection,
+        "create_queue",
+        name="q",
+        key_rate=1,
+        key_rate_period=timedelta(days=1),
+        key_rate_burst=burst,
+        fair=is_fair,
+    )
+    await put(connection, [f"k{n % keys}" for n in range(4000)])
+    observer = await connect()
+    had = "select key, count(*)::integer from messages.message where state = 'locked' group by key"
+    terminated = charged = 0
+
+    async def work(seed: int) -> None:
+        worker = await connect()
+        luck = random.Random(seed)
+        empty = 0
+        while empty < 3:
+            try:
+                held = await rows(worker, "claim", queues=["q"], quantity=luck.randint(1, 12))
+                empty = 0 if held else empty + 1
+            except LOST:
+                worker = await connect()
+
+    async def terminate() -> None:
+        nonlocal terminated, charged
+        while len(workers) > sum(it.done() for it in workers):
+            terminated += await observer.fetchval(
+                "select count(pg_terminate_backend(pid)) from (select pid from pg_stat_activity "
+                "where datname = current_database() and state = 'active' "
+                "and pid not in (pg_backend_pid(), $1) order by random() limit 1) as v",
+                connection.get_server_pid(),
+            )
+            charged += await observer.fetchval("select count(*) from messages.flow_charge")
+            assert all(row[1] <= burst for row in await observer.fetch(had))
+            await asyncio.sleep(0.05)
+
+    workers = [asyncio.ensure_future(work(n)) for n in range(SESSIONS)]
+    async with asyncio.timeout(100):
+        await asyncio.gather(terminate(), *workers)
+    assert terminated > SOME
+    assert charged > 0, "no claim was far from the rate"
+    # Who was terminated has had nothing, or what it had stayed locked.
+    while await rows(connection, "claim", queues=["q"], quantity=100):
+        pass
+    counted = {row[0]: row[1] for row in await connection.fetch(had)}
+    assert counted == {f"k{n}": burst for n in range(keys)}
+
+
 async def test_claims_over_several_limited_queues_do_not_block_each_other(
     connection: Connection, connect: Connect
 ) -> None:

@@ -166,10 +166,13 @@ async def test_messages_of_a_limited_queue_are_not_claimed_by_id(connection: Con
 
 async def rewind(connection: Connection, seconds: float) -> None:
     """As if time had gone by since the last claim."""
-    for table in ("flow_state", "flow_key"):
-        await connection.execute(
-            f"update messages.{table} set paid_at = paid_at - make_interval(secs => $1)", seconds
-        )
+    for table, *columns in (
+        ("flow_state", "paid_at", "keys_paid_at", "booked_paid_at"),
+        ("flow_key", "paid_at"),
+        ("flow_charge", "charged_at"),
+    ):
+        earlier = ", ".join(f"{it} = {it} - make_interval(secs => $1)" for it in columns)
+        await connection.execute(f"update messages.{table} set {earlier}", seconds)
 
 
 async def test_a_rate_is_a_bucket_that_fills_with_time(connection: Connection) -> None:
@@ -382,7 +385,7 @@ async def test_a_limit_can_be_taken_away(connection: Connection) -> None:
     assert (changed[0]["concurrency"], changed[0]["rate"]) == (None, None)
     assert not changed[0]["is_limited"]
     assert len(await claim(connection)) == 2
-    for table in ("flow", "flow_state", "flow_key"):
+    for table in ("flow", "flow_state", "flow_key", "flow_charge"):
         assert not await connection.fetchval(f"select count(*) from messages.{table}")
 
 
@@ -486,19 +489,94 @@ async def test_it_is_told_when_the_next_token_comes(connection: Connection) -> N
     assert timedelta(seconds=590) < dry <= timedelta(seconds=600)
 
 
+KEYS = "select count(*) from messages.flow_key"
+CHARGES = "select count(*) from messages.flow_charge"
+
+
 async def test_keys_that_are_not_ahead_are_forgotten(connection: Connection) -> None:
-    await limited(connection, fair=True, key_rate=1000)
+    await limited(connection, fair=True, key_rate=60, key_rate_period=HOUR, key_rate_burst=2)
     await put(connection, *"abcabc")
     assert len(await claim(connection, 3)) == 3
-    count = "select count(*) from messages.flow_key"
-    assert await connection.fetchval(count) == 3
     assert len(await claim(connection, 3)) == 3
+    assert await connection.fetchval(KEYS) == 3
     await put(connection, "d")
     assert len(await claim(connection, 3)) == 1
-    await rewind(connection, 60)
+    assert await connection.fetchval(KEYS) == 4
+    await rewind(connection, 180)
     assert await connection.fetchval("select messages._sweep_flow(2)") == 2
     assert await connection.fetchval("select messages._sweep_flow(100)") == 2
-    assert await connection.fetchval(count) == 0
+    assert await connection.fetchval(KEYS) == 0
+
+
+async def limited_keys(connection: Connection) -> None:
+    """Give each key a bucket of ten that fills by one in a minute."""
+    await limited(connection, key_rate=60, key_rate_period=HOUR, key_rate_burst=10)
+    await put(connection, *"ab" * 30)
+
+
+async def test_far_from_its_rate_a_key_is_written_with_others_later(
+    connection: Connection,
+) -> None:
+    await limited_keys(connection)
+    assert len(await claim(connection, 4)) == 4
+    assert len(await claim(connection, 6)) == 6
+    assert await connection.fetchval(CHARGES) == 2
+    assert await connection.fetchval(KEYS) == 0
+    # Of each key five more may go.
+    assert len(await claim(connection, 40)) == 10
+    assert await connection.fetchval(CHARGES) == 0
+    assert await connection.fetchval(KEYS) == 2
+    assert await claim(connection, 1) == []
+    await rewind(connection, 61)
+    assert len(await claim(connection, 40)) == 2
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(61, 3), (181, 5), (600, 6), (36_000, 6)])
+async def test_what_a_bucket_could_not_hold_between_two_charges_is_lost(
+    connection: Connection, seconds: int, left: int
+) -> None:
+    await limited_keys(connection)
+    assert len(await claim(connection, 8)) == 8
+    await rewind(connection, seconds)
+    assert len(await claim(connection, 8)) == 8
+    assert await connection.fetchval(CHARGES) == 2
+    assert len(await claim(connection, 40)) == 2 * left
+
+
+async def test_a_key_pays_for_all_that_it_had_before_it_is_forgotten(
+    connection: Connection,
+) -> None:
+    await limited_keys(connection)
+    assert len(await claim(connection, 40)) == 20
+    await rewind(connection, 8 * 60 + 1)
+    assert len(await claim(connection, 8)) == 8
+    assert await connection.fetchval(CHARGES) == 1
+    # By now the bucket would be full again but for those four.
+    await rewind(connection, 3 * 60)
+    assert await connection.fetchval("select messages._sweep_flow(100)") == 0
+    assert await connection.fetchval(CHARGES) == 0
+    assert len(await claim(connection, 40)) == 2 * 7
+
+
+async def test_a_rate_that_is_lowered_counts_what_keys_had_before(connection: Connection) -> None:
+    await limited_keys(connection)
+    assert len(await claim(connection, 12)) == 12
+    assert await connection.fetchval(CHARGES) == 1
+    await value(connection, "alter_queue", name="q", key_rate=30, key_rate_burst=5)
+    # The six have taken six minutes, which is three tokens now.
+    assert len(await claim(connection, 40)) == 2 * 2
+
+
+async def test_many_charges_are_paid_though_no_key_is_near_its_rate(connection: Connection) -> None:
+    await limited(connection, key_rate=1000, key_rate_burst=100_000)
+    await connection.execute(
+        "insert into messages.message (queue, key, message) "
+        "select 'q', 'key ' || i, '1' from generate_series(1, 12000) as i"
+    )
+    assert len(await claim(connection, 9000)) == 9000
+    assert await connection.fetchval(CHARGES) == 1
+    assert len(await claim(connection, 9000)) == 3000
+    assert await connection.fetchval(CHARGES) == 0
 
 
 async def test_a_dropped_queue_leaves_nothing(connection: Connection) -> None:
@@ -508,5 +586,5 @@ async def test_a_dropped_queue_leaves_nothing(connection: Connection) -> None:
     await claim(connection)
     assert await value(connection, "drop_queue", name="q", force=True) == 2
     assert not await connection.fetchval("select 1 from pg_trigger where tgname = 'capacity'")
-    for table in ("flow", "flow_state", "flow_key", "flow_room", "share"):
+    for table in ("flow", "flow_state", "flow_key", "flow_charge", "flow_room", "share"):
         assert not await connection.fetchval(f"select count(*) from messages.{table}")
