@@ -1,4 +1,6 @@
-"""Imports that kill themselves, each one step later than the one before: `killed.py SOURCE HERE`.
+"""Imports that kill themselves, each one step later than the one before.
+
+`killed.py SYSTEM SOURCE HERE`, where the system is installed in the source.
 
 The first one that comes to its end is the last; then this prints how many steps there were, and how
 many messages were published into the source meanwhile.
@@ -13,11 +15,11 @@ import signal
 import sys
 from typing import Any
 
-from doors.sources import enqueue
+from doors.sources import fill
 from notifyq.database import Database, connect
 from notifyq.importing import SYSTEMS, Transfer, transfer
 
-SOURCE, HERE = sys.argv[1:]
+SYSTEM, SOURCE, HERE = sys.argv[1:]
 transfer._MOST = 2
 
 
@@ -53,7 +55,7 @@ async def run(last: int) -> None:
     """Import everything, or as much as there are steps."""
     reader = await connect(SOURCE)
     async with Database(HERE) as database:
-        mortal = Mortal(reader, database, await SYSTEMS["pgqueuer"](reader, None), last=last)
+        mortal = Mortal(reader, database, await SYSTEMS[SYSTEM](reader, None), last=last)
         await mortal.run(await mortal.census())
     await reader.close()
 
@@ -63,7 +65,7 @@ def main() -> None:
     sent = 0
     for last in itertools.count(1):
         # Two batches, the second one not full.
-        asyncio.run(enqueue(SOURCE, "default", [str(sent + n).encode() for n in range(3)]))
+        asyncio.run(fill(SYSTEM, SOURCE, range(sent, sent + 3)))
         sent += 3
         child = os.fork()
         if child == 0:

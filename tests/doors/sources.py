@@ -7,39 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import procrastinate
+from pgmq.install import get_embedded_install_sql
 from pgqueuer.adapters.persistence.queries import Queries
 from pgqueuer.db import AsyncpgDriver
 
 from database import session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from database import Connection
-
-# pgmq is an extension that this server may not have. The tables are those of its documentation, and
-# of version 1.8: one for each queue, named after it, and a list of them.
-_PGMQ = """
-create schema pgmq;
-create table pgmq.meta (
-  queue_name varchar unique not null,
-  is_partitioned boolean not null default false,
-  is_unlogged boolean not null default false,
-  created_at timestamptz not null default now()
-);
-"""
-_PGMQ_QUEUE = """
-insert into pgmq.meta (queue_name) values ('{name}');
-create table pgmq."q_{lower}" (
-  msg_id bigint primary key generated always as identity,
-  read_ct integer not null default 0,
-  enqueued_at timestamptz not null default now(),
-  last_read_at timestamptz,
-  vt timestamptz not null,
-  message jsonb,
-  headers jsonb
-);
-"""
 
 
 async def install_procrastinate(dsn: str) -> procrastinate.App:
@@ -73,11 +50,10 @@ async def enqueue(
 
 
 async def install_pgmq(connection: Connection, *names: str) -> None:
-    """Make its tables."""
-    await connection.execute(_PGMQ)
+    """Install its schema, from the copy of the extension's SQL that its client brings along."""
+    await connection.execute(get_embedded_install_sql())
     for name in names:
-        literal = name.replace("'", "''")
-        await connection.execute(_PGMQ_QUEUE.format(name=literal, lower=name.lower()))
+        await connection.execute("select pgmq.create($1)", name)
 
 
 async def send(
@@ -87,15 +63,37 @@ async def send(
     *,
     delay: int = 0,
     headers: Any = None,
-    read_ct: int = 0,
 ) -> int:
-    """Send as pgmq.send() does; with a `read_ct`, it was read as often."""
+    """Send with pgmq."""
     number: int = await connection.fetchval(
-        f'insert into pgmq."q_{name.lower()}" (vt, message, headers, read_ct) '
-        "values (clock_timestamp() + make_interval(secs => $1), $2, $3, $4) returning msg_id",
-        delay,
-        message,
-        headers,
-        read_ct,
+        "select pgmq.send($1, $2::jsonb, $3::jsonb, $4::integer)", name, message, headers, delay
     )
     return number
+
+
+async def install(system: str, dsn: str) -> None:
+    """Install one of the systems, with a queue `default`."""
+    match system:
+        case "procrastinate":
+            await install_procrastinate(dsn)
+        case "pgqueuer":
+            await install_pgqueuer(dsn)
+        case _:
+            async with session(dsn) as connection:
+                await install_pgmq(connection, "default")
+
+
+async def fill(system: str, dsn: str, numbers: Iterable[int]) -> None:
+    """Publish numbers into its queue."""
+    match system:
+        case "procrastinate":
+            app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=dsn))
+            async with app.open_async():
+                for number in numbers:
+                    await app.configure_task("t").defer_async(n=number)
+        case "pgqueuer":
+            await enqueue(dsn, "default", [str(number).encode() for number in numbers])
+        case _:
+            async with session(dsn) as connection:
+                for number in numbers:
+                    await send(connection, "default", number)

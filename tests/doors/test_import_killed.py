@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import ROOT, session
-from doors.sources import enqueue, install_pgqueuer
+from database import ROOT
+from doors.sources import enqueue, install, install_pgqueuer
 from notifyq.database import Database, connect
 from notifyq.importing import SYSTEMS, Transfer
 
@@ -22,13 +22,14 @@ PROGRAM = Path(__file__).with_name("killed.py")
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("system", SYSTEMS)
 async def test_it_is_killed_at_every_step(
-    database: str, empty_database: str, connection: Connection
+    database: str, empty_database: str, connection: Connection, system: str
 ) -> None:
     """Each run dies one step later than the one before, and goes on with what that one left."""
-    await install_pgqueuer(empty_database)
+    await install(system, empty_database)
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, PROGRAM, empty_database, database),
+        *(sys.executable, PROGRAM, system, empty_database, database),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
     )
@@ -37,10 +38,14 @@ async def test_it_is_killed_at_every_step(
     steps, sent = map(int, said.split())
     assert steps > 10
 
-    messages = await connection.fetch("select message from messages.message")
-    assert sorted(row["message"] for row in messages) == list(range(sent))
-    async with session(empty_database) as source:
-        assert not await source.fetchval("select count(*) from pgqueuer")
+    messages = await connection.fetch(
+        "select coalesce(message -> 'n', message) as number from messages.message"
+    )
+    assert sorted(row["number"] for row in messages) == list(range(sent))
+    reader = await connect(empty_database)
+    [table] = await SYSTEMS[system](reader, None)
+    assert not await reader.fetch(table.census)
+    await reader.close()
 
 
 class Forgetful(Database):

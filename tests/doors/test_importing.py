@@ -152,26 +152,29 @@ async def test_pgqueuer_from_the_same_database(database: str, connection: Connec
 
 
 async def test_pgmq_has_a_table_for_each_queue(database: str, connection: Connection) -> None:
-    await install_pgmq(connection, "Orders", "it's", "empty")
-    first = await send(connection, "Orders", {"n": 1}, headers={"x-pgmq-group": "g", "h": 1})
-    await send(connection, "Orders", {"n": 2}, delay=3600)
-    running = await send(connection, "Orders", {"n": 3}, delay=30, read_ct=1)
-    await send(connection, "Orders", {"n": 4}, delay=-30, read_ct=2)
-    await send(connection, "it's", None)
+    await install_pgmq(connection, "Orders", 'it"s', "empty")
+    running = await send(connection, "Orders", {"n": 0})
+    await connection.execute("select pgmq.read('Orders', 30, 1)")
+    await send(connection, "Orders", {"n": 1})
+    for _ in range(2):
+        await connection.execute("select pgmq.read('Orders', 0, 1)")
+    last = await send(connection, "Orders", {"n": 2}, headers={"x-pgmq-group": "g", "h": 1})
+    await send(connection, "Orders", {"n": 3}, delay=3600)
+    await send(connection, 'it"s', None)
     assert (await imported("pgmq", database, database, names={"Orders": "orders"})).published == 4
 
     messages = await live(connection)
     assert [(message["queue"], message["message"]) for message in messages] == [
         ("orders", {"n": 1}),
         ("orders", {"n": 2}),
-        ("orders", {"n": 4}),
-        ("it's", None),
+        ("orders", {"n": 3}),
+        ('it"s', None),
     ]
-    assert [message["state"] for message in messages] == ["waiting", "scheduled", *["waiting"] * 2]
-    assert messages[0]["key"] == "g"
-    assert messages[0]["headers"]["h"] == 1
-    assert messages[0]["headers"]["pgmq"]["msg_id"] == first
-    assert messages[2]["headers"]["pgmq"]["read_ct"] == 2
+    assert [message["state"] for message in messages] == [*["waiting"] * 2, "scheduled", "waiting"]
+    assert messages[0]["headers"]["pgmq"]["read_ct"] == 2
+    assert messages[1]["key"] == "g"
+    assert messages[1]["headers"]["h"] == 1
+    assert messages[1]["headers"]["pgmq"]["msg_id"] == last
     left = await connection.fetch('select msg_id from pgmq."q_orders"')
     assert [row["msg_id"] for row in left] == [running]
 
