@@ -75,6 +75,26 @@ async def test_a_claim_reads_none_of_the_backlog_of_other_priorities(
         assert await pages(connection, CLAIM) < 2 * clean
 
 
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_a_claim_reads_nothing_of_what_is_scheduled(
+    connection: Connection, *, is_analysed: bool
+) -> None:
+    clean = await usual(connection)
+    await connection.execute(
+        "select messages.publish_many('default', "
+        "array(select to_jsonb(n) from generate_series(1, 10000) as n), delay => '1 day') "
+        "from generate_series(1, 5)"
+    )
+    if is_analysed:
+        await connection.execute("analyze messages.message")
+    await pages(connection, CLAIM)
+    # The indexes are deeper, but that is all.
+    assert await pages(connection, CLAIM) < 2 * clean
+    await connection.execute("delete from messages.message where state = 'waiting'")
+    await pages(connection, CLAIM)
+    assert await pages(connection, CLAIM) < 2 * clean
+
+
 async def test_a_claim_does_not_look_into_each_of_many_queues(connection: Connection) -> None:
     clean = await usual(connection)
     await connection.execute("truncate messages.message")

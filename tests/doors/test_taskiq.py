@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +13,7 @@ import pytest
 from taskiq.api import run_receiver_task
 from taskiq.serializers import PickleSerializer
 
-from database import Connection, until
+from database import ROOT, Connection, until
 from notifyq.taskiq import NotifyqBroker
 
 if TYPE_CHECKING:
@@ -72,6 +75,52 @@ async def test_it_calls_what_was_kicked(broker: NotifyqBroker, connection: Conne
     assert (first["type"], first["message"]["args"], first["attempts"]) == ("add", [0], 1)
     assert first["headers"].keys() == {"task_id"}
     assert (last["priority"], last["key"]) == (3, "k")
+
+
+@pytest.mark.timeout(120)
+async def test_its_workers_may_be_killed(
+    broker: NotifyqBroker, connection: Connection, database: str
+) -> None:
+    await connection.execute("create table begun (number int, pid int)")
+    await connection.execute("create table done (number int)")
+    quantity = 200
+    task = broker.register_task(_unused, "note")
+    for number in range(quantity):
+        await task.kiq(number)
+
+    async def kill_one(dead: list[int]) -> None:
+        async def begins() -> bool:
+            pid = await connection.fetchval("select pid from begun where pid <> all ($1)", dead)
+            dead.extend([pid] * (pid is not None))
+            return pid is not None
+
+        await until(begins, "a process has begun", 30)
+        os.kill(dead[-1], signal.SIGKILL)
+
+    # It starts a process anew that has died.
+    workers = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "taskiq", "worker", "doors.carried:carrier", "--workers", "2"),
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "NOTIFYQ_DSN": database},
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    dead: list[int] = []
+    for _ in range(3):
+        await kill_one(dead)
+
+    async def is_empty() -> bool:
+        return not await connection.fetchval("select count(*) from messages.message")
+
+    await until(is_empty, "all is done", 60)
+    workers.terminate()
+    await workers.wait()
+    assert await connection.fetchval("select count(distinct number) from done") == quantity
+    ended = await connection.fetch("select status::text, attempts from messages.message_archive")
+    assert {row["status"] for row in ended} == {"success"}
+    assert len(ended) == quantity
+    assert max(row["attempts"] for row in ended) > 1
+
+
+async def _unused(number: int) -> None: ...
 
 
 async def test_the_labels_say_when(broker: NotifyqBroker, connection: Connection) -> None:
