@@ -220,6 +220,13 @@ class BatchHandler(Handler[F_co]):
     ) -> Handle[R]: ...
     @overload
     async def publish(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Sequence[R]]],
+        payload: T,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
         self: BatchHandler[Callable[Concatenate[list[T], ...], Any]],
         payload: T,
         /,
@@ -234,6 +241,13 @@ class BatchHandler(Handler[F_co]):
     @overload
     async def publish_many(
         self: BatchHandler[Callable[Concatenate[list[T], ...], Awaitable[Sequence[R]]]],
+        payloads: Iterable[T],
+        /,
+        **options: Unpack[PublishManyOptions],
+    ) -> list[Handle[R]]: ...
+    @overload
+    async def publish_many(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Sequence[R]]],
         payloads: Iterable[T],
         /,
         **options: Unpack[PublishManyOptions],

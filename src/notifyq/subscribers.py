@@ -6,7 +6,17 @@ import difflib
 import inspect
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from notifyq.admin import Policy
 from notifyq.errors import ConfigurationError
@@ -28,6 +38,7 @@ if TYPE_CHECKING:
     from notifyq.retries import Backoff
 
 F = TypeVar("F", bound="Callable[..., Any]")
+T = TypeVar("T")
 F_co = TypeVar("F_co", bound="Callable[..., Any]", covariant=True)
 
 _MOST_BATCH, _MOST_ATTEMPTS, _MOST_MEMBERS, _MOST_AT_ONCE = 10_000, 1000, 64, 10_000
@@ -83,10 +94,41 @@ class Subscriber(Handler[F_co], Generic[F_co]):
         """Stream and name."""
         return self.queue, self.name
 
+    @overload
+    async def publish(
+        self: Subscriber[Callable[Concatenate[list[T], ...], Any]],
+        payload: T,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[Any]: ...
+    @overload
+    async def publish(
+        self: Subscriber[Callable[Concatenate[Event, ...], Any]],
+        payload: Any = None,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[Any]: ...
+    @overload
+    async def publish(
+        self: Subscriber[Callable[Concatenate[T, ...], Any]],
+        payload: T,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[Any]: ...
+    @overload
+    async def publish(
+        self: Subscriber[Callable[[], Any]],
+        payload: Any = None,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[Any]: ...
     async def publish(
         self, payload: Any = None, /, **options: Unpack[PublishOptions]
     ) -> Handle[Any]:
-        """Publish one event into the stream; options as for `App.publish`."""
+        """Publish one event into the stream; options as for `App.publish`.
+
+        For type checkers the payload is the first parameter of the function, or an item of that.
+        """
         return await self._publish(payload, options)
 
     async def publish_many(

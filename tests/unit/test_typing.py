@@ -9,7 +9,16 @@ from typing import Any, assert_type
 
 from pydantic import BaseModel
 
-from notifyq import App, BatchHandler, Handle, HandlerOptions, Message, MessageHandler, Reject
+from notifyq import (
+    App,
+    BatchHandler,
+    Event,
+    Handle,
+    HandlerOptions,
+    Message,
+    MessageHandler,
+    Reject,
+)
 
 app = App("postgresql://nowhere")
 policy: HandlerOptions = {"max_attempts": 5, "timeout": 30}
@@ -69,6 +78,23 @@ async def many(orders: list[Order]) -> list[Receipt]:
 async def daily() -> None: ...
 
 
+@app.handler("many at once", batch=100)
+def many_sync(orders: list[Order]) -> list[Receipt]:
+    return []
+
+
+@app.subscriber("stream", "one")
+async def one_event(order: Order, event: Event) -> None: ...
+
+
+@app.subscriber("stream", "batches", batch=10)
+async def batch_of_events(orders: list[Order]) -> None: ...
+
+
+@app.subscriber("stream", "whole")
+async def whole_event(event: Event) -> None: ...
+
+
 @app.handler("mixed", batch=100)
 def mixed(orders: list[Order]) -> list[Receipt | Reject | None] | None:
     return None
@@ -107,6 +133,8 @@ async def checked() -> None:
     await many.publish([Order(number=1)])  # type: ignore[call-overload]
     assert_type(await many([Order(number=1)]), list[Receipt])
     assert_type(await mixed.publish(Order(number=1)), Handle[Any])
+    assert_type(await many_sync.publish(Order(number=1)), Handle[Receipt])
+    assert_type(await many_sync.publish_many([Order(number=1)]), list[Handle[Receipt]])
 
     assert_type(await app.result(1, Receipt), Receipt)
     assert_type(await app.result(1, list[int], timeout=1), list[int])
@@ -143,6 +171,11 @@ async def checked_of_an_app() -> None:
     app.subscription("events", "reader", takeovers=1)  # type: ignore[call-arg]
     app.worker(concurrency=5, poll="500ms")
     app.worker(concurency=5)  # type: ignore[call-arg]
+    await one_event.publish(Order(number=1), key="k")
+    await one_event.publish("x")  # type: ignore[arg-type]
+    await batch_of_events.publish(Order(number=1))
+    await batch_of_events.publish("x")  # type: ignore[call-overload]
+    await whole_event.publish({"any": "thing"})
     App(pool_size=3, retry_for=10)
     App(pool_size="3")  # type: ignore[arg-type]
 
