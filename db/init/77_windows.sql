@@ -59,49 +59,59 @@ begin
 end;
 $$;
 
--- The first ids of a batch's events that are in one segment. The condition on the number is none
--- for an index: by id the rows come in the order that is asked for, and by number all that lie
--- ahead of a reader would be read for each batch.
-create or replace function messages._segment_ids(
+-- The text of a query for the events between the two ids of a batch, by id, or for the first ones.
+-- The condition on the number is none for an index: by id the rows come in the order that is asked
+-- for, and by number all that lie ahead of a reader would be read for each batch.
+create or replace function messages._window_query(
   batch messages.batch,
-  segment bigint,
-  quantity integer
+  quantity integer default null
 )
-  returns setof bigint
+  returns text
   language plpgsql
   stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
 as $$
 declare
-  v_table text := messages._event_table(segment);
   v_late xid8[] := messages._late(batch);
-  v_to bigint := least(batch.last_id, batch.upto_high);
   v_after bigint := greatest(batch.after_id, batch.seen_low);
+  v_to bigint := least(batch.last_id, batch.upto_high);
+  v_from xid8 := pg_snapshot_xmax(batch.seen);
+  v_until xid8 := pg_snapshot_xmax(batch.upto);
   v_running xid8[] := array(select pg_snapshot_xip(batch.upto));
+  v_segments bigint[] := messages._segments(batch);
 begin
-  if v_late = '{}' then
-    return query execute format(
-      'select e.id from messages.%I as e where e.id > %L and e.id <= %L '
+  if cardinality(v_segments) = 1 and v_late = '{}' then
+    return format(
+      'select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, null::text '
+      'from messages.%I as e where e.id > %L and e.id <= %L '
       'and (e.xid >= %L and e.xid < %L and e.xid <> all (%L::xid8[])) is true '
       'order by e.id limit %L',
-      v_table, v_after, v_to, pg_snapshot_xmax(batch.seen), pg_snapshot_xmax(batch.upto),
-      v_running, quantity
+      messages._event_table(v_segments[1]), v_after, v_to, v_from, v_until, v_running, quantity
     );
-    return;
   end if;
-  return query execute format(
-    '(select e.id from messages.%I as e where e.id > %L and e.id <= %L '
-    'and (e.xid >= %L and e.xid < %L and e.xid <> all (%L::xid8[])) is true '
-    'order by e.id limit %L) '
-    'union all '
-    '(select e.id from unnest(%L::xid8[]) as l (xid) join messages.%I as e '
-    'on e.xid = l.xid and e.id > %L and e.id <= %L order by e.id limit %L)',
-    v_table, v_after, v_to, pg_snapshot_xmax(batch.seen), pg_snapshot_xmax(batch.upto), v_running,
-    quantity, v_late, v_table, batch.after_id, v_to, quantity
+  return (
+    select concat(
+      string_agg(
+        format(
+          '(select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, '
+          'null::text from messages.%I as e where e.id > %L and e.id <= %L '
+          'and (e.xid >= %L and e.xid < %L and e.xid <> all (%L::xid8[])) is true '
+          'order by e.id limit %L) '
+          'union all '
+          '(select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, '
+          'null::text from unnest(%L::xid8[]) as l (xid) join messages.%I as e '
+          'on e.xid = l.xid and e.id > %L and e.id <= %L order by e.id limit %L)',
+          t.name, v_after, v_to, v_from, v_until, v_running, quantity, v_late, t.name,
+          batch.after_id, v_to, quantity
+        ),
+        ' union all '
+      ),
+      format(' order by id limit %L', quantity)
+    )
+    -- Without a segment, the empty table that they are parts of.
+    from unnest(case when v_segments = '{}' then '{null}' else v_segments end) as s (id)
+    cross join lateral (select coalesce(messages._event_table(s.id), 'event')) as t (name)
   );
 end;
 $$;
@@ -191,16 +201,14 @@ create or replace function messages._ahead(
   stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
 as $$
 begin
-  select count(*), max(a.id)
-  into there, last_id
-  from (
-    select i.id
-    from unnest(messages._segments(batch)) as s (id)
-    cross join lateral messages._segment_ids(batch, s.id, quantity) as i (id)
-    order by i.id
-    limit quantity
-  ) as a;
+  execute concat(
+    'select count(*), max(a.id) from (', messages._window_query(batch, quantity), ') as a'
+  )
+  into there, last_id;
 end;
 $$;

@@ -23,6 +23,7 @@ $$;
 create or replace function messages._event_of(batch messages.batch, event bigint)
   returns messages.batch_event
   language plpgsql
+  stable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$

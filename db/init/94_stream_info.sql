@@ -3,8 +3,8 @@
 -- owns:    nothing
 -- writes:  nothing
 -- calls:   messages._stream, messages._subscription, messages._moment, messages._ahead,
---          messages._segments, messages._segment_events, messages._batch, messages._is_open,
---          messages._event_table, messages.dead_count
+--          messages._events, messages._batch, messages._is_open, messages._event_table,
+--          messages.dead_count
 -- raises:  NQ020 stream not found, NQ021 subscription not found, NQ022 batch not found
 
 create or replace function messages.stream_info(stream text default null)
@@ -87,11 +87,7 @@ create or replace function messages._first_unread_at(unread messages.batch)
 as $$
 begin
   unread.last_id := (messages._ahead(unread, 1)).last_id;
-  return (
-    select min(e.created_at)
-    from unnest(messages._segments(unread)) as s (id)
-    cross join lateral messages._segment_events(unread, s.id) as e
-  );
+  return (select min(e.created_at) from messages._events(unread) as e);
 end;
 $$;
 

@@ -15,9 +15,12 @@ begin
   for v_function in
     select to_regprocedure('messages.' || f.signature)
     from (
-      values ('_charge(messages.queue, bigint[], messages.flow_state, integer)'),
+      values
+        ('_charge(messages.queue, bigint[], messages.flow_state, integer)'),
         ('_charge_keys(messages.queue, bigint[])'),
-        ('_keys_pay(messages.queue, bigint[])')
+        ('_keys_pay(messages.queue, bigint[])'),
+        ('_segment_ids(messages.batch, bigint, integer)'),
+        ('_segment_events(messages.batch, bigint)')
     ) as f (signature)
     where to_regprocedure('messages.' || f.signature) is not null
   loop

@@ -8,6 +8,10 @@ from notifyq import errors
 
 FUNCTIONS = "pg_proc as p where p.pronamespace = 'messages'::regnamespace"
 TABLES = "pg_class as c where c.relnamespace = 'messages'::regnamespace"
+QUERY = re.compile(
+    r"\s+(concat\(\s*'[^']*', )?messages\._\w+_query\([\w, ]*\)(, '[^']*'\s*\))?(\s+into [\w, ]+)?"
+)
+"""A text that is made by a function of ours, as a whole or as a part of a query."""
 SEARCH_PATH = "search_path=pg_catalog, messages, pg_temp"
 # What a function may fix beside its search path: the planner's choices, how long it waits, and how
 # values are written as text.
@@ -120,7 +124,10 @@ async def test_what_the_owner_makes_later_is_for_nobody(connection: Connection) 
 
 
 async def test_no_sql_is_built_from_a_text(connection: Connection) -> None:
-    """Each `execute` has its values and names through format() with %I and %L."""
+    """Each `execute` has its values and names through format() with %I and %L.
+
+    The text may come from a function of ours whose name ends in _query, which is made in that way.
+    """
     found = await connection.fetch(
         f"select p.oid::regprocedure::text, p.prosrc from {FUNCTIONS} and p.prosrc ~* 'execute'"
     )
@@ -132,12 +139,46 @@ async def test_no_sql_is_built_from_a_text(connection: Connection) -> None:
             continue
         code = re.sub(r"--[^\n]*|'execute'", "", source)  # or the name of a privilege
         for statement in re.findall(r"\bexecute\b(.*?);", code, re.DOTALL | re.IGNORECASE):
+            if QUERY.fullmatch(statement):
+                continue
             assert re.match(r"\s+(pg_catalog\.)?format\(", statement), name
             placeholders = re.findall(r"%(.)", statement)
             assert placeholders, name
             assert set(placeholders) <= {"I", "L"}, name
             assert "||" not in statement, name
             assert not re.search(r"\busing\b.*\$", statement), name
+
+
+async def test_queries_that_are_run_elsewhere_have_all_values_through_format(
+    connection: Connection,
+) -> None:
+    found = await connection.fetch(
+        f"select p.oid::regprocedure::text, p.prosrc from {FUNCTIONS} and p.proname ~ '_query$'"
+    )
+    assert found
+    for name, source in found:
+        code = re.sub(r"--[^\n]*|perform messages\._invalid\(.*?\);", "", source, flags=re.DOTALL)
+        returned = re.findall(r"\breturn\b(.*?);", code, re.DOTALL)
+        assert returned, name
+        for text in returned:
+            assert set(re.findall(r"%(.)", text)) <= {"I", "L"}, name
+            made, _, _ = text.partition("\n    from ")
+            while match := re.search(r"\bformat\(", made):
+                made = made[: match.start()] + made[_end(made, match.end()) :]
+            made = re.sub(r"'[^']*'|messages\._\w+_query\(\w+\)", "", made)
+            assert set(re.findall(r"\w+|[^\s(),]", made)) <= {"select", "concat", "string_agg"}, (
+                name
+            )
+
+
+def _end(text: str, begin: int) -> int:
+    """Return where a parenthesis that was opened before begin is over."""
+    depth = 1
+    for match in re.finditer(r"'[^']*'|[()]", text[begin:]):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if not depth:
+            return begin + match.end()
+    raise AssertionError(text)
 
 
 async def test_every_public_function_is_commented_and_granted_and_no_other_is_granted(

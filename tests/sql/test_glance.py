@@ -130,3 +130,14 @@ async def test_who_keeps_an_older_snapshot_is_told_to_try_again(
             await look(other)
     assert "read committed" in str(caught.value.hint)
     assert await look(other) is None
+
+
+async def test_a_batch_is_read_by_the_statement_that_has_opened_it(connection: Connection) -> None:
+    await connection.execute("select messages.create_stream('s')")
+    await connection.execute("select messages.subscribe('s', 'one', 'now')")
+    await connection.execute("select messages.publish('s', '7')")
+    found = await connection.fetch("""
+        select e.message from (select messages.next_batch('s', 'one') as id offset 0) as b
+        cross join lateral messages.batch_events(b.id) as e
+    """)
+    assert [row["message"] for row in found] == [7]
