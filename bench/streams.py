@@ -17,7 +17,7 @@ from .processes import run_pgbench
 from .results import OURS, percentiles
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     import asyncpg
 
@@ -170,12 +170,18 @@ class Stream:
                 self.failures.append(error)
                 raise
 
-    async def read_batch(self, connection: asyncpg.Connection[Any], subscriber: str) -> list[Any]:
-        """Take one batch, fetch and finish it; return its events."""
+    async def read_batch(
+        self,
+        connection: asyncpg.Connection[Any],
+        subscriber: str,
+        handle: Callable[[list[Any]], object] = len,
+    ) -> list[Any]:
+        """Take one batch, fetch it, hand its events over, and finish it; return them."""
         batch = await connection.fetchval(self.feed.next_batch, self.name, subscriber)
         if batch is None:
             return []
         events = await connection.fetch(self.feed.events, batch)
+        handle(events)
         await connection.fetchval(self.feed.finish, batch)
         self.read[subscriber] += len(events)
         return events
@@ -281,12 +287,14 @@ async def _arrivals(
     channel = stream.feed.channel
     if channel:
         await listener.add_listener(channel, lambda *_: rung.set())
+
+    def note(events: list[Any]) -> None:
+        now = time.monotonic()
+        arrived.update((int(event[3].partition(":")[2].strip(" }")), now) for event in events)
+
     while True:
         rung.clear()
-        found = await stream.read_batch(listener, SUBSCRIBERS[0])
-        for event in found:
-            arrived[int(event[3].partition(":")[2].strip(" }"))] = time.monotonic()
-        if not found:
+        if not await stream.read_batch(listener, SUBSCRIBERS[0], note):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1 if channel else _POLL):
                     await rung.wait()
