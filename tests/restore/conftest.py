@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import drop_database, session
+from database import drop_database, session, until
 from notifyq.config import with_database
 from notifyq.embedded import Server, debian_binaries
 
@@ -115,9 +115,21 @@ def promoted(programs: Programs, other_server: Server) -> Iterator[Callable[[], 
             signal = copy.directory / "data/recovery.signal"
             signal.touch()
             shutil.chown(signal, signal.parent.stat().st_uid)
-            return copy.start()
+            address = copy.start()
+            asyncio.run(_taken_over(address))
+            return address
 
         try:
             yield make
         finally:
             copy.stop()
+
+
+async def _taken_over(address: str) -> None:
+    """Wait until a server that can be read from can be written to."""
+    async with session(address) as connection:
+
+        async def is_over() -> bool:
+            return not await connection.fetchval("select pg_is_in_recovery()")
+
+        await until(is_over, "the end of recovery")
