@@ -92,7 +92,7 @@ comment on function messages.unwatch(text[], integer[], integer) is
   'Give up the places held in these queues. Where nobody is left who watches, all workers are '
   'summoned. Returns for how many queues.';
 
-create or replace function messages.next_due(queues text[])
+create or replace function messages.next_due(queues text[], since interval default '0')
   returns interval
   language plpgsql
   volatile
@@ -106,6 +106,8 @@ create or replace function messages.next_due(queues text[])
 as $$
 declare
   v_now timestamptz := clock_timestamp();
+  -- What was due before that a claim has found; and of what was, dead rows lie there.
+  v_after timestamptz := v_now - greatest(next_due.since, '0');
 begin
   return (
     select min(d.available_at)
@@ -115,8 +117,7 @@ begin
       from messages.message as m
       where m.queue = q.name
         and m.state = 'scheduled'
-        -- What is due already a claim finds; and of what was, dead rows lie there.
-        and m.available_at > v_now
+        and m.available_at > v_after
         and m.available_at < 'infinity'
       order by m.available_at
       limit 1
@@ -127,10 +128,12 @@ begin
   ) - v_now;
 end;
 $$;
-comment on function messages.next_due(text[]) is
+comment on function messages.next_due(text[], interval) is
   'How long it takes until the next scheduled message of these queues is due; null if there is '
-  'none. What is due already does not count: a claim finds it. A bell rings for what is published '
-  'with less than a minute to go, so who sleeps until then, or a minute, misses nothing.';
+  'none. What is due already does not count, as a claim finds it; but who has claimed a while ago '
+  'says how long that is, since: what has become due in that time counts, by a negative interval. '
+  'A bell rings for what is published with less than a minute to go, so who sleeps until then, or '
+  'a minute, misses nothing.';
 
 create or replace function messages.summon(queues text[], always boolean default false)
   returns integer

@@ -97,7 +97,7 @@ begin
     messages.settled(xid8),
     messages.watch(text[], integer),
     messages.unwatch(text[], integer[], integer),
-    messages.next_due(text[]),
+    messages.next_due(text[], interval),
     messages.summon(text[], boolean),
     messages.token_in(text[]),
     messages.relay_source(),

@@ -20,7 +20,8 @@ begin
         ('_charge_keys(messages.queue, bigint[])'),
         ('_keys_pay(messages.queue, bigint[])'),
         ('_segment_ids(messages.batch, bigint, integer)'),
-        ('_segment_events(messages.batch, bigint)')
+        ('_segment_events(messages.batch, bigint)'),
+        ('next_due(text[])')
     ) as f (signature)
     where to_regprocedure('messages.' || f.signature) is not null
   loop

@@ -11,6 +11,7 @@ import asyncio
 import math
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from notifyq import sql
@@ -45,6 +46,10 @@ _TOKENS_EVERY = 0.01
 """Least time in seconds between two looks for what a rate lets through: it gathers meanwhile."""
 _NO_RATE = 5.0
 """Seconds after which queues without a rate may have got one."""
+_LATE = timedelta(seconds=0.02)
+"""How much later than a look the question may reach the server what is due after that look."""
+_LATEST = timedelta(seconds=1)
+"""The longest time since a look in which something may have become due; the poll finds the rest."""
 _MOST_QUEUES = 16
 """Session locks live in shared memory: a worker of a thousand queues must not take it all."""
 
@@ -81,6 +86,7 @@ class Attendance:
         self._dry_looks = 0
         self._owes_look_since = 0
         self._has_failed = False
+        self._looked_at = 0.0
         self._due_at: float | None = None
         self._ask_due_at = 0.0
 
@@ -102,6 +108,7 @@ class Attendance:
         """Learn what a look has found, and attend queues that are under load."""
         now = time.monotonic()
         self._has_failed = look.has_failed
+        self._looked_at = look.began
         self._full_since = None
         for queue in look.queues:
             load = self._loads.setdefault(queue, _Load())
@@ -176,7 +183,8 @@ class Attendance:
         now = time.monotonic()
         if now >= self._ask_due_at:
             self._ask_due_at = now + self._poll
-            seconds = await self._promises.next_due(self._queues)
+            since = timedelta(seconds=now - self._looked_at) + _LATE
+            seconds = await self._promises.next_due(self._queues, min(since, _LATEST))
             self._due_at = None if seconds is None else time.monotonic() + seconds
         if self._due_at is None:
             return self._poll

@@ -171,9 +171,12 @@ class Promises:
         """Call all workers of those queues that have something waiting. False: it cannot be."""
         return await self.ask(sql.SUMMON, list(queues), always) is not None
 
-    async def next_due(self, queues: Iterable[str]) -> float | None:
-        """Seconds until the next scheduled message is due; None if there is none, or no answer."""
-        due: timedelta | None = await self.ask(sql.NEXT_DUE, list(queues))
+    async def next_due(self, queues: Iterable[str], since: timedelta) -> float | None:
+        """Seconds until the next scheduled message is due; None if there is none, or no answer.
+
+        What has become due in the time `since` the last look counts, too.
+        """
+        due: timedelta | None = await self.ask(sql.NEXT_DUE, list(queues), since)
         return None if due is None else due.total_seconds()
 
     async def fall_silent(self, queues: Iterable[str], number: str | None = None) -> None:
@@ -242,7 +245,7 @@ class StreamPromises(Promises):
         """Call all subscribers of these streams. False: it cannot be."""
         return await self.ask(sql.RING_STREAMS, list(queues)) is not None
 
-    async def next_due(self, queues: Iterable[str]) -> float | None:
+    async def next_due(self, queues: Iterable[str], since: timedelta) -> float | None:
         """Leave what is due again to the poll."""
         return None
 

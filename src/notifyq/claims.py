@@ -44,6 +44,8 @@ class Look:
 
     queues: frozenset[str]
     is_full: bool
+    began: float
+    """In monotonic seconds: what was due by then it has found."""
     has_failed: bool = False
 
 
@@ -106,7 +108,7 @@ class Claims:
                 log.warning("claim failed: %s", error)
                 self._doubt_ends = time.monotonic() + _DOUBT
                 await self._recover()
-                return Look(frozenset(found), is_full=False, has_failed=True)
+                return Look(frozenset(found), is_full=False, began=began, has_failed=True)
             except asyncio.CancelledError:
                 self._doubt_ends = time.monotonic() + _DOUBT
                 raise
@@ -118,7 +120,7 @@ class Claims:
         if is_thorough and (took := time.monotonic() - began) > _SLOW:
             self._thorough_at = began + 10 * took
         self._queues.append(self._queues.pop(0))
-        return Look(frozenset(found), is_full=left <= 0)
+        return Look(frozenset(found), is_full=left <= 0, began=began)
 
     def _report(self, claimed: list[Message], queues: list[str], rung_at: float | None) -> None:
         if self._sink.hears(MessagesClaimed):

@@ -154,6 +154,7 @@ class Readers:
         return idle
 
     async def _look(self, places: list[Place]) -> Look:
+        began = time.monotonic()
         opened = await asyncio.gather(*(self._open(place) for place in places))
         found = set()
         for place, batch in zip(places, opened, strict=True):
@@ -161,7 +162,7 @@ class Readers:
                 found.add(place.stream)
                 place.opened()
                 place.task = asyncio.create_task(self._deliver(place, batch))
-        return Look(frozenset(found), is_full=False)
+        return Look(frozenset(found), is_full=False, began=began)
 
     async def _open(self, place: Place) -> Batch | None:
         if place.due_at is not None and place.due_at <= time.monotonic():

@@ -124,13 +124,16 @@ class MessageInbox:
                 # Listening comes before the look: what is published after it rings.
                 await self._bells.listen()
                 wake.clear()
+                began = time.monotonic()
                 if message := await self._look(names, filters, lock_timeout):
                     return message
                 looked = time.monotonic()
                 if looked >= end:
                     return None
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(min(end - looked, await self._until_due(names))):
+                    async with asyncio.timeout(
+                        min(end - looked, await self._until_due(names, began))
+                    ):
                         await wake.wait()
                 await asyncio.sleep(max(0.0, looked + _PAUSE - time.monotonic()))
 
@@ -173,9 +176,11 @@ class MessageInbox:
         self._held.pop(message.id, None)
         return held
 
-    async def _until_due(self, queues: Sequence[str]) -> float:
+    async def _until_due(self, queues: Sequence[str], looked_at: float) -> float:
+        # The question is a little later at the server than here; looks are that far apart anyway.
+        since = timedelta(seconds=time.monotonic() - looked_at + _PAUSE)
         try:
-            due: timedelta | None = await self._database.value(sql.NEXT_DUE, queues)
+            due: timedelta | None = await self._database.value(sql.NEXT_DUE, queues, since)
         except DatabaseUnavailableError:
             return _POLL
         return _POLL if due is None else min(_POLL, max(due.total_seconds(), _PAUSE))

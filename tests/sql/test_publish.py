@@ -228,6 +228,10 @@ async def test_a_message_due_within_a_minute_rings_so_that_sleepers_know_when_to
     assert [bell.ids for bell in await bells.heard()] == [[soon]]
     assert timedelta(seconds=20) < await connection.fetchval(next_due) < timedelta(seconds=50)
     await make_due(connection, soon)
+    # As for one that has looked a little before it was due.
+    assert await connection.fetchval(
+        "select messages.next_due('{default}', since => '1 minute') < '0'"
+    )
     assert timedelta(minutes=59) < await connection.fetchval(next_due) < timedelta(hours=1)
     await value(connection, "cancel", id=late)
     assert await connection.fetchval(next_due) is None

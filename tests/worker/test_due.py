@@ -1,8 +1,15 @@
 """A worker that sleeps gets up when a message is due: polling comes after a minute here."""
 
+import asyncio
+from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
-from notifyq import App, Retry
+import pytest
+
+from database import Connection
+from notifyq import App, Retry, sql
+from notifyq.bell import Promises
 from notifyq.events import MessageFinished
 from worker.running import Events, working
 
@@ -40,3 +47,44 @@ async def test_a_message_is_tried_again_when_it_is_due(app: App, events: Events)
         await app.publish("q", 1)
         finished = await events.wait(MessageFinished, 3)
     assert [event.status for event in finished] == ["failed"] * 3
+
+
+async def test_what_is_due_between_the_look_and_the_question_for_it_does_not_wait(
+    app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[timedelta] = []
+    ask = Promises.next_due
+
+    async def ask_late(self: Promises, queues: Iterable[str], since: timedelta) -> float | None:
+        asked.append(since)
+        if len(asked) == 1:
+            # The look behind us has not seen it, and by now it is due.
+            await connection.execute("update messages.message set available_at = clock_timestamp()")
+        return await ask(self, queues, since)
+
+    monkeypatch.setattr(Promises, "next_due", ask_late)
+    app.handler("q")(lambda: None)
+    await app.create_queues()
+    await app.publish("q", 1, delay=3600)
+    async with working(app, events):
+        async with asyncio.timeout(5):
+            await events.wait(MessageFinished)
+    assert max(asked) < timedelta(seconds=1)
+
+
+async def test_a_loop_of_ones_own_has_it_as_well(
+    app: App, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await app.admin.create_queue("q")
+    await app.publish("q", 1, delay=3600)
+    value = app.database.value
+
+    async def ask_late(statement: str, *args: Any) -> Any:
+        if statement == sql.NEXT_DUE:
+            await connection.execute("update messages.message set available_at = clock_timestamp()")
+        return await value(statement, *args)
+
+    monkeypatch.setattr(app.database, "value", ask_late)
+    monkeypatch.setattr("notifyq.waiting._POLL", 60)
+    async with app.inbox() as inbox:
+        assert await inbox.wait(["q"], 5) is not None

@@ -65,13 +65,13 @@ class Intake:
             if quantity == 1:
                 raise
             self._quantity = max(1, quantity // 8)  # more than fits into one answer
-            return Look(frozenset(), is_full=True), None
+            return Look(frozenset(), is_full=True, began=since), None
         if row["ids"] is None:
-            return Look(frozenset(), is_full=False), None
+            return Look(frozenset(), is_full=False, began=since), None
         flight = Flight(row, self._routes, since, lock_timeout.total_seconds())
         mean = max(1, flight.size // len(flight))
         self._quantity = max(1, min(2 * quantity, self._settings.batch, _LARGEST // mean))
-        return Look(flight.queues, is_full=len(flight) == quantity), flight
+        return Look(flight.queues, is_full=len(flight) == quantity, began=since), flight
 
     async def close(self) -> None:
         """Close the session."""

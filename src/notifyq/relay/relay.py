@@ -197,6 +197,7 @@ class Relay:
 
     async def _look(self, *, is_last: bool) -> Look:
         """Claim a batch, and have it moved."""
+        began = time.monotonic()
         try:
             look, flight = await self._intake.claim(is_last=is_last)
         except DatabaseUnavailableError as error:
@@ -204,7 +205,7 @@ class Relay:
             # It may have locked messages of which nobody has heard.
             known = [i for flight in list(self._flights) for i in flight.ids]
             await self._source.persist(sql.RELEASE_ORPHANS, self.name, known)
-            return Look(frozenset(), is_full=False, has_failed=True)
+            return Look(frozenset(), is_full=False, began=began, has_failed=True)
         if flight is not None:
             self._flights[flight] = self._begin(self._move(flight))
         return look
