@@ -128,6 +128,34 @@ async def test_what_the_queue_refuses_is_rejected_too(
     assert "does not take this message" in found[10]["reason"]
 
 
+async def test_texts_that_postgres_does_not_store_are_rejected(
+    connection: Connection, database: str, tmp_path: Path
+) -> None:
+    file, rejects = tmp_path / "rows.jsonl", tmp_path / "rejects.jsonl"
+    keys = ("a", "a\0b", "a\ud800b", "ä")
+    file.write_text("".join(json.dumps({"id": key}) + "\n" for key in keys))
+    done = load(database, "l", [file], mapping("default", {"key": "id"}, None), rejects=rejects)
+    assert (done.published, done.rejected) == (2, 2)
+    assert [row["key"] for row in await connection.fetch(LIVE)] == ["a", "ä"]
+    nul, half = [json.loads(line)["reason"] for line in rejects.read_text().splitlines()]
+    assert nul == "key has a NUL, which PostgreSQL does not store"
+    assert half == "key has a half of a surrogate pair, no text"
+
+
+async def test_rejects_that_find_no_space_publish_nothing(
+    connection: Connection, database: str, tmp_path: Path
+) -> None:
+    file, rejects = tmp_path / "rows.jsonl", tmp_path / "rejects.jsonl"
+    file.write_text('{"id": 1}\nbroken\n')
+    part = tmp_path / "rejects.jsonl.part"
+    part.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as raised:
+        load(database, "l", [file], mapping("default", {}, None), rejects=rejects)
+    assert raised.value.filename == str(rejects)
+    assert not part.is_symlink()
+    assert await live(connection) == []
+
+
 async def test_too_many_rejects_stop_it(
     connection: Connection, database: str, tmp_path: Path
 ) -> None:

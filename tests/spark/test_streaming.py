@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, StreamNotFoundError
 from notifyq.spark.lake import Lake
 from notifyq.spark.streaming import stream_to_lake, table_of
 
@@ -61,6 +61,14 @@ async def test_each_event_is_in_the_lake_once(
     assert {file.path for file in lake.files("events_orders")} == files
     found = {str(path.relative_to(lake.root)) for path in lake.root.rglob("part-*.parquet")}
     assert found == files
+
+
+def test_an_unknown_stream_is_told_before_anything_is_made(
+    spark: Any, database: str, tmp_path: Path
+) -> None:
+    with pytest.raises(StreamNotFoundError, match="there is no stream 'ordres'"):
+        stream_to_lake(spark, database, tmp_path / "lake", "ordres", once=True)
+    assert not (tmp_path / "lake").exists()
 
 
 def test_a_table_has_a_name_of_its_own(database: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ _BY_STATE: dict[str, type[errors.DatabaseError]] = {
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.DatabaseError) and kind.sqlstate
 }
+
+_OF_ADBC = re.compile(r"\A[^\n]*\bPGRES_\w+ (?:ERROR|FATAL): +")
 
 
 @contextmanager
@@ -55,4 +58,6 @@ def _text(error: Any) -> tuple[str, str | None]:
     diagnosis = getattr(error, "diag", None)
     if diagnosis is not None and diagnosis.message_primary:
         return diagnosis.message_primary, diagnosis.message_hint
-    return str(error).strip().partition("\n")[0] or type(error).__name__, None
+    # Before what the server says ADBC tells which of its calls that was.
+    text = _OF_ADBC.sub("", str(error).strip()).partition("\n")[0]
+    return text or type(error).__name__, None

@@ -216,13 +216,18 @@ def _write(path: str | Path | None, bad: Sequence[dict[str, Any]]) -> str | None
     if path is None or not bad:
         return None
     whole, part = Path(path), Path(f"{path}.part")
-    with part.open("w", encoding="utf-8") as file:
-        for one in bad:
-            shown = {key: value for key, value in one.items() if key != "attempt"}
-            file.write(json.dumps(shown, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(whole)
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            for one in bad:
+                shown = {key: value for key, value in one.items() if key != "attempt"}
+                file.write(json.dumps(shown, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(whole)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        # What is written to is not in the error of a write.
+        raise OSError(error.errno, error.strerror, str(whole)) from None
     return str(whole)
 
 

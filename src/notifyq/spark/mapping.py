@@ -48,6 +48,7 @@ class Mapping:
             raise BadValueError("there is no queue in the row")
         if "message" not in found:
             found["message"] = self._payload(row)
+        _check_texts(found)
         return found
 
     def _payload(self, row: Row) -> str:
@@ -57,6 +58,19 @@ class Mapping:
             return row.encode(self.payload)
         except ValueError as error:
             raise BadValueError(str(error)) from None
+
+
+def _check_texts(found: Dictionary[str, Any]) -> None:
+    """Raise of a text that PostgreSQL does not take: it would end the COPY, with all rows."""
+    for field, value in found.items():
+        if not isinstance(value, str):
+            continue
+        if "\0" in value:
+            raise BadValueError(f"{field} has a NUL, which PostgreSQL does not store")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise BadValueError(f"{field} has a half of a surrogate pair, no text") from None
 
 
 def _value(row: Row, column: str) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, StreamNotFoundError
+from notifyq.spark import statements
 from notifyq.spark.connection import connect
+from notifyq.spark.failures import translated
 from notifyq.spark.files import FileWriter, WrittenFile
 from notifyq.spark.lake import ARCHIVE, Lake
 from notifyq.spark.session import register
@@ -42,10 +45,11 @@ def stream_to_lake(
     after kill -9 as well: files of a micro-batch become part of the lake in one transaction with
     its name, so that what is written twice counts once. `once`: carry what is there, and end.
     """
-    lake = Lake.create(dsn, location)
     name = table or table_of(stream)
     if name == ARCHIVE:
         raise ConfigurationError("the table archive is that of `notifyq spark export`")
+    _check_stream(dsn, stream)
+    lake = Lake.create(dsn, location)
     folder = Path(checkpoint) if checkpoint is not None else lake.root / "_checkpoints" / name
     register(spark)
     events = (
@@ -62,6 +66,13 @@ def stream_to_lake(
     )
     started = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)
     return started.start()
+
+
+def _check_stream(dsn: str, stream: str) -> None:
+    # The query would tell it as well, in a page of text.
+    with translated(), closing(connect(dsn)) as session:
+        if not session.execute(statements.STREAM_TABLES, (stream,)).fetchall():
+            raise StreamNotFoundError(f"there is no stream {stream!r}")
 
 
 def table_of(stream: str) -> str:
