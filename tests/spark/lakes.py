@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from notifyq.spark.connection import connect, connect_arrow, plain
+from notifyq.spark.connection import connect, connect_arrow
 from notifyq.spark.files import FileWriter
 from notifyq.spark.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake
+from notifyq.spark.statements import ARCHIVE as COLUMNS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,15 +18,13 @@ if TYPE_CHECKING:
 def grow(dsn: str, folder: Path, condition: str = "true") -> int:
     """Add the rows of the archive that meet a condition to a lake, as one batch; return it."""
     lake = Lake.create(dsn, folder)
-    names = [*ARCHIVE_SCHEMA.names, "queue"]
-    wanted = ", ".join(f"a.{name}" for name in names)
+    wanted = ", ".join(f"{text} as {name}" for name, text in COLUMNS.items())
     with connect_arrow(dsn) as session, session.cursor() as cursor:
         cursor.execute(
             f"select {wanted}, (a.archived_at at time zone 'UTC')::date as day "
             f"from messages.message_archive as a where {condition}"
         )
-        given = cursor.fetch_arrow_table()
-    rows = pa.table({name: plain(given[name].combine_chunks()) for name in [*names, "day"]})
+        rows = cursor.fetch_arrow_table()
     files: list[Any] = []
     for day in pc.unique(rows["day"]).to_pylist():
         of_day = rows.filter(pc.equal(rows["day"], day))

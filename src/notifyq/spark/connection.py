@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import adbc_driver_manager as adbc
 import adbc_driver_postgresql
-import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg import conninfo
@@ -70,19 +69,6 @@ def arrow_transaction(
             return pa.RecordBatchReader.from_stream(handle)
 
         yield run
-
-
-def plain(column: Any) -> Any:
-    """Give a column of jsonb as text, and one of xid8 as numbers; others as they are.
-
-    To cast them on the server would be about a tenth of what a read costs it.
-    """
-    stored = column.storage if isinstance(column, pa.ExtensionArray) else column
-    if not pa.types.is_binary(stored.type):
-        return stored
-    # 8 bytes each, the most significant one first; none is null.
-    sent = np.frombuffer(stored.buffers()[2] or b"", ">i8")
-    return pa.array(sent[stored.offset :][: len(stored)].astype("i8"))
 
 
 def _complete(dsn: str, name: str) -> str:

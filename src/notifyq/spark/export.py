@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from notifyq.spark import delta, statements
-from notifyq.spark.connection import arrow_transaction, connect, plain
+from notifyq.spark.connection import arrow_transaction, connect
 from notifyq.spark.engine import Engine, LocalEngine
 from notifyq.spark.failures import translated
 from notifyq.spark.files import FileWriter, WrittenFile, remove
@@ -169,8 +169,7 @@ def write_task(task: ExportTask) -> list[WrittenFile]:
         for day, query in task.queries:
             gathered: list[pa.RecordBatch] = []
             for batch in run(query):
-                columns = [plain(column) for column in batch.columns]
-                gathered.append(pa.RecordBatch.from_arrays(columns, schema=_READ_SCHEMA))
+                gathered.append(pa.RecordBatch.from_arrays(batch.columns, schema=_READ_SCHEMA))
                 if sum(it.nbytes for it in gathered) >= _GATHERED:
                     files.write(day, gathered)
                     gathered = []

@@ -187,12 +187,33 @@ ARCHIVE_HASHES: Final = "select id, hash from messages.archive_hashes(%s)"
 PRUNE_OBSTACLE: Final = "select messages.prune_obstacle(%s, %s)"
 PRUNE_DAY: Final = "select messages.prune_day(%s, %s, %s, %s)"
 
-_ARCHIVE: Final[dict[str, LiteralString]] = {
+ARCHIVE: Final[dict[str, LiteralString]] = {
+    "id": "a.id",
+    "type": "a.type",
+    "status": "a.status::text",
+    "priority": "a.priority",
+    "attempts": "a.attempts",
+    "max_attempts": "a.max_attempts",
+    "key": "a.key",
+    "dedup_key": "a.dedup_key",
+    "created_at": "a.created_at",
     # Infinity is no instant of Arrow's, which takes years that others do not.
     "available_at": "least(greatest(a.available_at, '0001-01-01 00:00+00'), "
     "'9999-12-31 23:59:59.999999+00')",
+    "locked_at": "a.locked_at",
+    "archived_at": "a.archived_at",
+    "lock_token": "a.lock_token",
+    "xid": "a.xid::text::bigint",
+    "handled_by": "a.handled_by",
+    "subscriber": "a.subscriber",
+    "event_id": "a.event_id",
+    "message": "a.message::text",
+    "headers": "a.headers::text",
+    "details": "a.details",
+    "result": "a.result::text",
+    "queue": "a.queue",
 }
-"""Columns of the archive that are not read as they are."""
+"""The columns of the archive as they are read, each with the expression that reads it."""
 
 
 def archive_rows(
@@ -204,11 +225,7 @@ def archive_rows(
 ) -> str:
     """Rows of a day of the archive between two snapshots, of some blocks of its table only."""
     wanted = sql.SQL(", ").join(
-        sql.SQL("{} as {}").format(
-            sql.SQL(_ARCHIVE[name]) if name in _ARCHIVE else sql.Identifier("a", name),
-            sql.Identifier(name),
-        )
-        for name in columns
+        sql.SQL("{} as {}").format(sql.SQL(ARCHIVE[name]), sql.Identifier(name)) for name in columns
     )
     query = sql.SQL(
         "select {wanted} from messages.message_archive as a"

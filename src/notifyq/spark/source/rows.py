@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from notifyq.errors import NotifyqError
-from notifyq.spark.connection import arrow_transaction, plain
+from notifyq.spark.connection import arrow_transaction
 from notifyq.spark.failures import translated
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def rows(dsn: str, part: Part, schema: Any) -> Iterator[pa.RecordBatch]:
             run(setting).read_all()
         for read in part.reads:
             for batch in run(read.query):
-                yield pa.RecordBatch.from_arrays([plain(it) for it in batch.columns], schema=schema)
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
             if read.unchanged is None:
                 continue
             [answer] = run(read.unchanged).read_all().to_pylist()

@@ -1,4 +1,4 @@
-"""The columns of what can be read, and their types in Spark."""
+"""The columns of what can be read: their types in Spark, and how PostgreSQL writes them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_TEXT = {"headers", "message", "result", "state", "status"}
+"""Columns of types that Spark has not: they are read as text."""
 
 _ARCHIVE = {
     "id": "bigint",
@@ -99,3 +102,10 @@ def check(table: str, schema: Any) -> tuple[str, ...]:
                 f"column {name} of {table} is {kind}, not {given}: convert it after reading"
             )
     return chosen
+
+
+def expression(name: str) -> str:
+    """Give what PostgreSQL shall compute for a column, so that Arrow has its type."""
+    if name == "xid":
+        return "r.xid::text::bigint as xid"
+    return f"r.{name}::text as {name}" if name in _TEXT else f"r.{name}"

@@ -8,6 +8,7 @@ from psycopg import sql
 
 from notifyq.errors import StreamNotFoundError
 from notifyq.spark import statements
+from notifyq.spark.source.schema import expression
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,7 @@ def query(
     return (
         sql.SQL(statements.READ)
         .format(
-            columns=sql.SQL(", ".join(f"r.{name}" for name in columns) or "null"),
+            columns=sql.SQL(", ".join(map(expression, columns)) or "null"),
             table=table(options),
             condition=sql.SQL(" and ").join(conditions),
         )
