@@ -174,14 +174,15 @@ class Stream:
         self,
         connection: asyncpg.Connection[Any],
         subscriber: str,
-        handle: Callable[[list[Any]], object] = len,
+        handle: Callable[[list[Any]], None] | None = None,
     ) -> list[Any]:
         """Take one batch, fetch it, hand its events over, and finish it; return them."""
         batch = await connection.fetchval(self.feed.next_batch, self.name, subscriber)
         if batch is None:
             return []
         events = await connection.fetch(self.feed.events, batch)
-        handle(events)
+        if handle:
+            handle(events)
         await connection.fetchval(self.feed.finish, batch)
         self.read[subscriber] += len(events)
         return events

@@ -203,17 +203,14 @@ begin
     end if;
   end if;
   v_state := messages._charge(queue, v_ids, v_state, v_most, v_keys, v_tokens);
-  v_picked.running := v_state.running;
-  v_picked.unlisted := v_state.unlisted;
-  v_picked.most := v_state.most;
-  v_picked.kept := v_state.kept;
-  v_picked.counted_at := v_state.counted_at;
-  v_picked.paid_at := v_state.paid_at;
-  v_picked.charged := v_state.charged;
-  v_picked.booked := v_state.booked;
-  v_picked.keys_paid_at := v_state.keys_paid_at;
-  v_picked.booked_paid_at := v_state.booked_paid_at;
-  perform messages._keep_state(v_before, v_picked, true);
+  -- Where to go on is known from before the turn, what was handed out from within it.
+  v_state.natural_look := v_picked.natural_look;
+  v_state.after_key := v_picked.after_key;
+  v_state.round := v_picked.round;
+  v_state.had := v_picked.had;
+  v_state.walk_at := v_picked.walk_at;
+  v_state.place := v_picked.place;
+  perform messages._keep_state(v_before, v_state, true);
   perform messages._note_held(queue, false);
   return v_ids;
 end;
