@@ -86,7 +86,7 @@ begin
 end;
 $$;
 
-create or replace function messages.token_in(queues text[])
+create or replace function messages.token_in(queues text[], since interval default '0')
   returns interval
   language plpgsql
   security definer
@@ -96,7 +96,9 @@ create or replace function messages.token_in(queues text[])
   set jit = off
 as $$
 declare
-  v_now timestamptz := clock_timestamp();
+  v_since constant interval := greatest(token_in.since, '0');
+  -- As it was then: what has come in the meantime the last claim has not found.
+  v_then timestamptz := clock_timestamp() - v_since;
   v_queue messages.queue;
   v_next interval;
 begin
@@ -109,10 +111,10 @@ begin
       and messages._may(q.name, 'consume from')
   loop
     v_next := least(
-      coalesce(v_next, interval '1 day'),
+      coalesce(v_next, v_since + interval '1 day'),
       (
         select messages._dry_for(
-          s.paid_at, v_now, v_queue.rate, v_queue.rate_period, v_queue.rate_burst
+          s.paid_at, v_then, v_queue.rate, v_queue.rate_period, v_queue.rate_burst
         )
         from messages.flow_state as s
         where s.queue = v_queue.name
@@ -123,13 +125,13 @@ begin
       (
         select min(
           messages._dry_for(
-            k.paid_at, v_now, v_queue.key_rate, v_queue.key_rate_period, v_queue.key_rate_burst
+            k.paid_at, v_then, v_queue.key_rate, v_queue.key_rate_period, v_queue.key_rate_burst
           )
         )
         from messages.flow_key as k
         where k.queue = v_queue.name
           and v_queue.key_rate is not null
-          and k.paid_at > v_now
+          and k.paid_at > v_then
           and exists (
             select from messages.message as m
             where m.queue = k.queue and m.key = k.key and m.state = 'waiting'
@@ -137,16 +139,19 @@ begin
       )
     );
   end loop;
-  return v_next;
+  return v_next - v_since;
 end;
 $$;
-comment on function messages.token_in(text[]) is
+comment on function messages.token_in(text[], interval) is
   'For how long the rates of these queues, or of keys of which something waits, let nothing '
-  'through: who was handed out less than asked for looks again then. A day at most; null where '
-  'none of the queues has a rate.';
+  'through: who was handed out less than asked for looks again then. What lets something through '
+  'already does not count, as a claim finds it; but who has claimed a while ago says how long that '
+  'is, since: what has let something through only in that time counts, by a negative interval. A '
+  'day at most; null where none of the queues has a rate.';
 
 -- Forget keys that are not ahead of their rate: they would begin again where they are, once they
--- have paid for all that they had. A queue whose claim is under way has its turn the next time.
+-- have paid for all that they had. A queue whose claim is under way has its turn the next time. Who
+-- has claimed a moment ago may still ask token_in() for them.
 create or replace function messages._sweep_flow(quantity integer)
   returns integer
   language plpgsql
@@ -179,7 +184,7 @@ begin
       select o.queue, o.key, o.number
       from messages.flow_key as o
       where o.queue = v_queue
-        and o.paid_at <= clock_timestamp()
+        and o.paid_at <= clock_timestamp() - interval '5 seconds'
       limit _sweep_flow.quantity
     );
     get diagnostics v_swept = row_count;

@@ -99,7 +99,7 @@ begin
     messages.unwatch(text[], integer[], integer),
     messages.next_due(text[], interval),
     messages.summon(text[], boolean),
-    messages.token_in(text[]),
+    messages.token_in(text[], interval),
     messages.relay_source(),
     messages.relay_claim(text[], integer, interval, text, jsonpath, boolean),
     messages.relay_finish(

@@ -11,10 +11,10 @@ import asyncio
 import math
 import time
 from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
-from notifyq import sql
+from notifyq.pace import came_since
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,10 +46,6 @@ _TOKENS_EVERY = 0.01
 """Least time in seconds between two looks for what a rate lets through: it gathers meanwhile."""
 _NO_RATE = 5.0
 """Seconds after which queues without a rate may have got one."""
-_LATE = timedelta(seconds=0.02)
-"""How much later than a look the question may reach the server what is due after that look."""
-_LATEST = timedelta(seconds=1)
-"""The longest time since a look in which something may have become due; the poll finds the rest."""
 _MOST_QUEUES = 16
 """Session locks live in shared memory: a worker of a thousand queues must not take it all."""
 
@@ -155,11 +151,11 @@ class Attendance:
         now = time.monotonic()
         if now < self._ask_token_at:
             return math.inf
-        token_in = await self._promises.ask(sql.DRY_FOR, list(self._queues))
-        if token_in is None:
+        seconds = await came_since(self._looked_at, partial(self._promises.token_in, self._queues))
+        if seconds is None:
             self._ask_token_at = now + _NO_RATE
             return math.inf
-        return max(_TOKENS_EVERY, float(token_in.total_seconds()))
+        return max(_TOKENS_EVERY, seconds)
 
     async def close(self) -> None:
         """Take all promises back, and leave publishers that were silent to the other workers."""
@@ -183,8 +179,9 @@ class Attendance:
         now = time.monotonic()
         if now >= self._ask_due_at:
             self._ask_due_at = now + self._poll
-            since = timedelta(seconds=now - self._looked_at) + _LATE
-            seconds = await self._promises.next_due(self._queues, min(since, _LATEST))
+            seconds = await came_since(
+                self._looked_at, partial(self._promises.next_due, self._queues)
+            )
             self._due_at = None if seconds is None else time.monotonic() + seconds
         if self._due_at is None:
             return self._poll

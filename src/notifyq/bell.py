@@ -179,6 +179,14 @@ class Promises:
         due: timedelta | None = await self.ask(sql.NEXT_DUE, list(queues), since)
         return None if due is None else due.total_seconds()
 
+    async def token_in(self, queues: Iterable[str], since: timedelta) -> float | None:
+        """Seconds until a rate of these queues lets something through; None if none has one.
+
+        What has been let through in the time `since` the last look counts, too.
+        """
+        token_in: timedelta | None = await self.ask(sql.DRY_FOR, list(queues), since)
+        return None if token_in is None else token_in.total_seconds()
+
     async def fall_silent(self, queues: Iterable[str], number: str | None = None) -> None:
         """Remember that publishers of these queues may have been silent up to now."""
         before = self.silence.queues if self.silence is not None else set()

@@ -1,8 +1,16 @@
-"""How many messages to have at hand before a slot is free, and how many looks may be in vain."""
+"""How many messages to have at hand before a slot is free, and how many looks may be in vain.
+
+And what came too late for a look.
+"""
 
 from __future__ import annotations
 
 import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 PATIENCE = 1.0
 """Seconds that a message may wait for a slot before another worker may have it."""
@@ -12,6 +20,10 @@ _MOST = 1000
 """Most messages at hand, however fast they are: as many as one statement finishes."""
 _WINDOW = 0.02
 """Seconds that one measurement lasts at least."""
+_LATE = 0.02
+"""Seconds that a question for what has come since a look may take to reach the server."""
+_LATEST = 1.0
+"""Seconds since a look after which another look is better than such a question."""
 
 
 class Pace:
@@ -62,3 +74,21 @@ class Allowance:
         self._left = min(self._burst, self._left + (now - self._since) * self._rate) - 1
         self._since = now
         return max(0.0, -self._left / self._rate)
+
+
+async def came_since(
+    looked_at: float, ask: Callable[[timedelta], Awaitable[float | None]]
+) -> float | None:
+    """Ask in how many seconds something comes; what came since the last look counts: it missed it.
+
+    `ask` is given how long ago that was. Where only another look can tell, the answer is 0.
+    """
+    late = _LATE
+    while (since := time.monotonic() - looked_at + late) < _LATEST:
+        asked_at = time.monotonic()
+        seconds = await ask(timedelta(seconds=since))
+        if (took := time.monotonic() - asked_at) <= late:
+            return seconds
+        # It may have reached the server too late to count all of that.
+        late = 2 * took
+    return 0.0

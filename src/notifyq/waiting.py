@@ -18,6 +18,7 @@ from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.events import log_sink
 from notifyq.inbox import Inbox
 from notifyq.model import Failed, Rejected, Released, Success
+from notifyq.pace import came_since
 from notifyq.payload import encode
 
 if TYPE_CHECKING:
@@ -177,13 +178,15 @@ class MessageInbox:
         return held
 
     async def _until_due(self, queues: Sequence[str], looked_at: float) -> float:
-        # The question is a little later at the server than here; looks are that far apart anyway.
-        since = timedelta(seconds=time.monotonic() - looked_at + _PAUSE)
-        try:
+        async def next_due(since: timedelta) -> float | None:
             due: timedelta | None = await self._database.value(sql.NEXT_DUE, queues, since)
+            return None if due is None else due.total_seconds()
+
+        try:
+            seconds = await came_since(looked_at, next_due)
         except DatabaseUnavailableError:
             return _POLL
-        return _POLL if due is None else min(_POLL, max(due.total_seconds(), _PAUSE))
+        return _POLL if seconds is None else min(_POLL, max(seconds, _PAUSE))
 
     async def _look(
         self,

@@ -489,6 +489,30 @@ async def test_it_is_told_when_the_next_token_comes(connection: Connection) -> N
     assert timedelta(seconds=590) < dry <= timedelta(seconds=600)
 
 
+@pytest.mark.parametrize("rate", ["rate", "key_rate"])
+async def test_a_token_that_came_since_the_last_claim_is_told_of(
+    connection: Connection, rate: str
+) -> None:
+    async def token_in(since: int) -> timedelta:
+        told: timedelta = await value(
+            connection, "token_in", queues=["q"], since=timedelta(seconds=since)
+        )
+        return told
+
+    await limited(connection, **{rate: 60, f"{rate}_period": HOUR, f"{rate}_burst": 1})
+    await put(connection, "a", "a")
+    assert len(await claim(connection)) == 1
+    assert timedelta(seconds=50) < await token_in(0) <= timedelta(seconds=60)
+    assert timedelta(seconds=50) < await token_in(3600) <= timedelta(seconds=60)
+    for table in ("flow_state", "flow_key"):
+        await connection.execute(
+            f"update messages.{table} set paid_at = clock_timestamp() - interval '1 second'"
+        )
+    await connection.execute("select messages._sweep_flow(100)")
+    assert await token_in(0) == timedelta(days=1)
+    assert timedelta(seconds=-10) < await token_in(10) <= timedelta(seconds=-1)
+
+
 KEYS = "select count(*) from messages.flow_key"
 CHARGES = "select count(*) from messages.flow_charge"
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from database import Connection, until, value
 from notifyq import Policy
+from notifyq.attendance import Attendance
+from notifyq.bell import Promises
 from notifyq.events import MessageFinished
 from worker.running import working
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from notifyq import App
     from worker.running import Events
 
@@ -50,3 +56,32 @@ async def test_a_worker_comes_back_for_each_token(app: App, events: Events) -> N
         await events.wait(MessageFinished, 20)
     # 19 tokens, one every 50 ms.
     assert 0.9 <= time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"), [(Attendance, "pause"), (Promises, "token_in")], ids=["asked", "answered"]
+)
+async def test_a_token_between_the_look_and_the_question_for_it_does_not_wait_for_the_poll(
+    app: App,
+    events: Events,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    step: str,
+) -> None:
+    at_once: Callable[..., Awaitable[float]] = getattr(owner, step)
+
+    async def late(*args: Any) -> float:
+        async def has_token() -> bool:
+            return bool(await value(connection, "token_in", queues=["q"]) == timedelta(days=1))
+
+        # The look behind us has found the bucket empty, and by now it is not.
+        await until(has_token, "there is a token")
+        return await at_once(*args)
+
+    monkeypatch.setattr(owner, step, late)
+    app.handler("q")(lambda: None)
+    await app.admin.create_queue("q", Policy(rate=20, rate_burst=1))
+    await app.publish_many("q", range(4))
+    async with working(app, events):
+        await events.wait(MessageFinished, 4)
