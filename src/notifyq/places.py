@@ -197,8 +197,16 @@ class Places:
                 self._report(SubscriptionLeft, place)
         return taken
 
+    def holds(self, place: Place) -> bool:
+        """Whether a place is still ours: its session may have been lost since it was taken."""
+        return place.is_taken and self._present is self._session
+
+    @property
+    def _present(self) -> Session | AnyConnection | None:
+        return self._vigil.session if self._promises.is_deaf else self._promises.session
+
     def _has_session(self, now: float) -> bool:
-        session = self._vigil.session if self._promises.is_deaf else self._promises.session
+        session = self._present
         if session is not self._session:
             # The locks have ended with the session that had them.
             for place in self._all:

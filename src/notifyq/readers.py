@@ -39,6 +39,8 @@ log = logging.getLogger("notifyq.worker")
 
 _SETTLE = 10.0
 """Seconds that batches which are broken off get at a stop."""
+_FAREWELL = 2.0
+"""Seconds that a look under way gets at a stop."""
 _LONGEST_PAUSE = 30.0
 _LANES = 4
 
@@ -69,6 +71,7 @@ class Readers:
         self._due: set[Place] = set()
         self._is_rung = False
         self._is_stopping = False
+        self._has_ended = asyncio.Event()
         self._promises = StreamPromises(database, sink, on_session=self._look_at_all)
         self._places = Places(subscribers, self._promises, sink, self._lane)
         self._attendance = Attendance(self._promises, tuple(self._streams), poll=poll)
@@ -95,6 +98,12 @@ class Readers:
         """Serve until `stop`; `subscribers` by subscription are ready to be called."""
         for place in self._places:
             place.subscriber = subscribers[place.subscriber.subscription]
+        try:
+            await self._serve_until_stopped()
+        finally:
+            self._has_ended.set()
+
+    async def _serve_until_stopped(self) -> None:
         vain = Allowance(10, 100.0)
         polled_at = 0.0
         while not self._is_stopping:
@@ -158,10 +167,15 @@ class Readers:
         opened = await asyncio.gather(*(self._open(place) for place in places))
         found = set()
         for place, batch in zip(places, opened, strict=True):
-            if batch is not None and not self._is_stopping:
-                found.add(place.stream)
-                place.opened()
-                place.task = asyncio.create_task(self._deliver(place, batch))
+            if batch is None:
+                continue
+            if self._is_stopping or not self._places.holds(place):
+                # Another worker may have it by now, or will: nothing of it has been tried here.
+                await batch.leave()
+                continue
+            found.add(place.stream)
+            place.opened()
+            place.task = asyncio.create_task(self._deliver(place, batch))
         return Look(frozenset(found), is_full=False, began=began)
 
     async def _open(self, place: Place) -> Batch | None:
@@ -245,6 +259,10 @@ class Readers:
         """Let batches come to their end within the grace, then break them off; leave all places."""
         self.stop()
         farewell = asyncio.create_task(self._attendance.close())
+        # A look that is under way may have opened a batch, and leaves it before its place is left.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL):
+                await self._has_ended.wait()
         await self._places.give_up([place for place in self._places if place.task is None])
         tasks = {place.task for place in self._places if place.task is not None}
         if tasks:

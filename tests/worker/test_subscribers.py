@@ -22,6 +22,7 @@ from notifyq import (
     Message,
     Reject,
     Retry,
+    Subscription,
     Transaction,
 )
 from notifyq.events import (
@@ -320,6 +321,94 @@ async def test_one_worker_serves_and_another_one_takes_over(
         await first.close()
     await second.close()
     assert [n for _, n in seen] == list(range(10))
+
+
+class SlowLook:
+    """Holds up the first look of subscribers from now on, on its way to the server or back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_answered: bool) -> None:
+        self.is_under_way, self.go_on = asyncio.Event(), asyncio.Event()
+        at_once = Subscription.next_batch
+
+        async def next_batch(subscription: Subscription, *args: Any) -> Batch | None:
+            if self.is_under_way.is_set():
+                return await at_once(subscription, *args)
+            if not is_answered:
+                self.is_under_way.set()
+                await self.go_on.wait()
+            batch = await at_once(subscription, *args)
+            if batch is not None:
+                self.is_under_way.set()
+                await self.go_on.wait()
+            return batch
+
+        monkeypatch.setattr(Subscription, "next_batch", next_batch)
+
+
+@pytest.mark.parametrize("is_answered", [False, True], ids=["to the server", "back"])
+async def test_a_place_that_is_lost_during_a_look_is_not_served(
+    database: str,
+    events: Events,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    is_answered: bool,
+) -> None:
+    seen: list[tuple[str, int]] = []
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    def serving(name: str) -> App:
+        app = App(database)
+
+        @app.subscriber("s", "one")
+        async def handle(order: Order) -> None:
+            seen.append((name, order.n))
+            if name == "first":
+                began.set()
+                await go_on.wait()
+
+        return app
+
+    others = Events()
+    async with serving("first") as first, serving("second") as second, working(second, others):
+        await others.wait(SubscriptionTaken)
+        async with working(first, events):
+            slow = SlowLook(monkeypatch, is_answered=is_answered)
+            await publish_all(second, range(5))
+            await slow.is_under_way.wait()
+            await end_sessions(connection, "notifyq worker")
+            # The second one, in the middle of its look, cannot try for its place.
+            await events.wait(SubscriptionTaken)
+            await began.wait()
+            slow.go_on.set()
+            await others.wait(SubscriptionLeft)
+            go_on.set()
+            await finished(events, 5)
+    assert seen == [("first", n) for n in range(5)]
+
+
+async def test_a_stop_during_a_look_is_no_attempt(
+    app: App, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    @app.subscriber("s", "once", max_attempts=1)
+    async def handle(order: Order, event: Event) -> None:
+        seen.append((order.n, event.attempts))
+
+    await app.create_subscriptions()
+    slow = SlowLook(monkeypatch, is_answered=True)
+    await publish_all(app, range(1))
+    worker = app.worker(sink=Events(), poll=60)
+    task = asyncio.create_task(app.work(worker))
+    await slow.is_under_way.wait()
+    worker.stop()
+    asyncio.get_running_loop().call_soon(slow.go_on.set)
+    await task
+    assert not seen
+    async with subscribed(app, events):
+        await finished(events, 1)
+    assert seen == [(0, 1)]
+    assert await app.archive.dead_count() == 0
 
 
 async def publish_singly(database: str, quantity: int) -> None:
