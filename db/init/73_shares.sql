@@ -184,7 +184,7 @@ begin
       select o.queue, o.key, o.number
       from messages.flow_key as o
       where o.queue = v_queue
-        and o.paid_at <= clock_timestamp() - interval '5 seconds'
+        and o.paid_at <= clock_timestamp() - interval '10 seconds'
       limit _sweep_flow.quantity
     );
     get diagnostics v_swept = row_count;

@@ -22,8 +22,8 @@ _WINDOW = 0.02
 """Seconds that one measurement lasts at least."""
 _LATE = 0.02
 """Seconds that a question for what has come since a look may take to reach the server."""
-_LATEST = 1.0
-"""Seconds since a look after which another look is better than such a question."""
+_LATEST = 5.0
+"""Most seconds since a look that such a question is for; the poll finds the rest."""
 
 
 class Pace:
@@ -81,14 +81,15 @@ async def came_since(
 ) -> float | None:
     """Ask in how many seconds something comes; what came since the last look counts: it missed it.
 
-    `ask` is given how long ago that was. Where only another look can tell, the answer is 0.
+    `ask` is given how long ago that was.
     """
     late = _LATE
-    while (since := time.monotonic() - looked_at + late) < _LATEST:
+    while True:
         asked_at = time.monotonic()
-        seconds = await ask(timedelta(seconds=since))
-        if (took := time.monotonic() - asked_at) <= late:
+        since = asked_at - looked_at + late
+        seconds = await ask(timedelta(seconds=min(since, _LATEST)))
+        took = time.monotonic() - asked_at
+        if took <= late or since >= _LATEST:
             return seconds
         # It may have reached the server too late to count all of that.
         late = 2 * took
-    return 0.0

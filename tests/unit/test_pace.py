@@ -1,9 +1,11 @@
 """How many messages to have at hand, by a clock that the test moves."""
 
+from datetime import timedelta
+
 import pytest
 
 from notifyq import pace
-from notifyq.pace import PATIENCE, Allowance, Pace
+from notifyq.pace import PATIENCE, Allowance, Pace, came_since
 
 
 class Clock:
@@ -93,3 +95,27 @@ def test_a_burst_is_allowed_and_after_that_so_many_a_second(clock: Clock) -> Non
     assert spent == pytest.approx(100, abs=2)
     clock.now += 60
     assert [allowance.spend() for _ in range(10)] == [0] * 10
+
+
+@pytest.mark.parametrize(
+    ("looked", "takes", "asked"),
+    [
+        (0.1, [0.01], [0.12]),
+        # On its way for longer than allowed for, it may not have counted the first moments.
+        (0.1, [0.3, 0.1], [0.12, 1.0]),
+        (0.1, [0.03, 0.07, 0.1], [0.12, 0.19, 0.34]),
+        (60, [0.3], [5]),
+    ],
+)
+async def test_a_question_for_what_came_since_a_look_is_asked_until_it_was_in_time(
+    clock: Clock, looked: float, takes: list[float], asked: list[float]
+) -> None:
+    sinces = []
+
+    async def ask(since: timedelta) -> float:
+        sinces.append(since.total_seconds())
+        clock.now += takes[len(sinces) - 1]
+        return -float(len(sinces))
+
+    assert await came_since(clock.now - looked, ask) == -len(asked)
+    assert sinces == pytest.approx(asked)
