@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 async def until_listening(connection: Connection) -> None:
     async def listens() -> bool:
+        # What it does last when it is ready: try whether it hears. If it is lost before that, it is
+        # the first one that could not be had, and nobody waits for another one.
         return bool(
             await connection.fetchval(
                 "select count(*) from pg_stat_activity where application_name = 'notifyq inbox' "
-                "and datname = current_database() and query ~* '^(listen|select)'"
+                "and datname = current_database() and query ~* '^listen \"?notifyq_'"
             )
         )
 
