@@ -70,6 +70,17 @@ async def working(
             await task
 
 
+def is_asleep(worker: Worker) -> bool:
+    """Whether a worker with a session sleeps until a bell rings: no look is owed any more.
+
+    Before that a transaction of anybody's may keep it waiting, with a look to come.
+    """
+    attendance = worker._attendance
+    promises = attendance._promises
+    has_tried = bool(promises.places or attendance._crowded)
+    return has_tried and promises.silence is None and not attendance.owes_look
+
+
 async def statuses(connection: Connection, queue: str | None = None) -> dict[str, int]:
     """How many messages the archive has by status."""
     rows = await connection.fetch(

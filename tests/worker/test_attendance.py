@@ -21,7 +21,7 @@ from notifyq.events import (
     WorkerStarted,
 )
 from notifyq.listener import Session
-from worker.running import Events, working
+from worker.running import Events, is_asleep, working
 
 TRY_TO_SHARE = "select pg_try_advisory_xact_lock_shared(messages._attended_key($1))"
 
@@ -179,14 +179,13 @@ async def test_few_of_many_idle_workers_get_up_for_one_message(
     await app.create_queues()
     async with AsyncExitStack() as stack:
         crowd = [Events() for _ in range(8)]
-        for events in crowd:
-            await stack.enter_async_context(working(app, events))
+        workers = [await stack.enter_async_context(working(app, events)) for events in crowd]
 
         async def all_have_tried_for_a_place() -> bool:
             taken = await connection.fetchval(PROMISES)
             before = len(claims)
             await asyncio.sleep(0.1)
-            return bool(taken >= 4) and len(claims) == before
+            return bool(taken >= 4) and all(map(is_asleep, workers)) and len(claims) == before
 
         await until(all_have_tried_for_a_place, "eight workers sleep")
         before = len(claims)
