@@ -288,9 +288,12 @@ class Process:
     async def started(self, quantity: int = 1) -> None:
         """Wait until so many handlers have begun."""
         assert self._process.stdout is not None
-        for _ in range(quantity):
-            async with asyncio.timeout(20):
-                line = await self._process.stdout.readline()
+        for number in range(quantity):
+            try:
+                async with asyncio.timeout(20):
+                    line = await self._process.stdout.readline()
+            except TimeoutError:
+                raise TimeoutError(f"{number} of {quantity} handlers have begun") from None
             assert line == b"started\n"
 
     def send(self, number: signal.Signals) -> None:
