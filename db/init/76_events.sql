@@ -87,7 +87,7 @@ begin
   end if;
   select max(octet_length(p.payload::text)) + coalesce(octet_length(headers::text), 0)
   into v_bytes
-  from unnest(payloads) as p (payload);
+  from (select unnest(payloads) as payload) as p;
   if v_bytes > stream.max_bytes then
     raise exception using
       errcode = 'NQ008',
@@ -102,9 +102,10 @@ begin
 end;
 $$;
 
--- One event for each payload, in their order, which is that of the rows of unnest(). The key is
--- asked for after the rows are written: by then the transaction has its number, and whoever stops
--- attending waits for its end.
+-- One event for each payload, in their order, which is that of the rows of unnest(). It stands in a
+-- select list: in a from clause its rows would all be stored before the first one is read. The key
+-- is asked for after the rows are written: by then the transaction has its number, and whoever
+-- stops attending waits for its end.
 create or replace function messages._publish_events(
   name text,
   payloads jsonb[],
@@ -127,7 +128,7 @@ begin
   with published as (
     insert into messages.event (segment, type, key, message, headers)
     select v_stream.segment, _publish_events.type, p.key, p.payload, coalesce(headers, '{}')
-    from unnest(payloads, keys) as p (payload, key)
+    from (select unnest(payloads) as payload, unnest(keys) as key) as p
     returning id
   )
   select array_agg(p.id) into v_ids from published as p;
