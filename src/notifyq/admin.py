@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from notifyq import sql
 from notifyq.errors import SchemaTooNewError, SchemaTooOldError
 from notifyq.schemas import schema_text
-from notifyq.values import check_fields, plain
+from notifyq.values import check_fields, number, plain, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,6 +131,7 @@ class Admin:
 
     async def create_queue(self, name: str, policy: Policy | None = None) -> bool:
         """Create a queue. False: it existed, and nothing changed."""
+        text("name", name)
         args = (policy or Policy()).args()
         return bool(await self._database.value(sql.CREATE_QUEUE, name, *args))
 
@@ -153,6 +154,7 @@ class Admin:
 
     async def alter_queue(self, name: str, policy: Policy) -> None:
         """Change the policy of a queue."""
+        text("name", name)
         await self._database.fetch(sql.ALTER_QUEUE, name, *policy.args())
 
     async def drop_queue(self, name: str, *, force: bool = False) -> int:
@@ -189,6 +191,9 @@ class Admin:
 
         False: it was so already.
         """
+        text("name", name)
+        text("key", key)
+        number("weight", weight)
         return bool(await self._database.value(sql.SET_SHARE, name, key, weight))
 
     async def queue_shares(self, name: str | None = None) -> list[asyncpg.Record]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _DURATION = "timedelta | float"
 _A_DURATION = "a duration (timedelta or seconds) that is not negative"
 _TEXT = (str, "a text")
+_MOST = 2**31 - 1
+"""Larger is no integer of the database."""
 _KINDS: dict[str, tuple[type, str]] = {
     "Bell": _TEXT,
     "Overflow": _TEXT,
@@ -59,6 +61,12 @@ def text(name: str, value: Any) -> None:
         raise _wrong(name, "a text", value)
 
 
+def number(name: str, value: Any) -> None:
+    """Raise ConfigurationError unless what goes by this name is unset or a number."""
+    if value is not None and not isinstance(value, int | float):
+        raise _wrong(name, "a number", value)
+
+
 def check_fields(definition: DataclassInstance) -> None:
     """Raise ConfigurationError for a field that is not of the kind that its annotation says.
 
@@ -74,6 +82,8 @@ def check_fields(definition: DataclassInstance) -> None:
             raise _wrong(field.name, _A_DURATION, value)
         if kind in _KINDS and not isinstance(value, _KINDS[kind][0]):
             raise _wrong(field.name, _KINDS[kind][1], value)
+        if kind == "int" and abs(value) > _MOST:
+            raise _wrong(field.name, f"between {-_MOST} and {_MOST}", value)
 
 
 def plain(definition: DataclassInstance) -> dict[str, Any]:

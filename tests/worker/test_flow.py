@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from database import Connection, until, value
-from notifyq import Policy
+from notifyq import ConfigurationError, Policy
 from notifyq.attendance import Attendance
 from notifyq.bell import Promises
 from notifyq.events import MessageFinished
@@ -85,3 +85,21 @@ async def test_a_token_between_the_look_and_the_question_for_it_does_not_wait_fo
     await app.publish_many("q", range(4))
     async with working(app, events):
         await events.wait(MessageFinished, 4)
+
+
+async def test_values_of_the_wrong_kind_are_refused_by_name(app: App) -> None:
+    admin: Any = app.admin
+    await admin.create_queue("q", Policy(fair=True))
+    with pytest.raises(ConfigurationError, match="name must be a text, not 7"):
+        await admin.create_queue(7)
+    with pytest.raises(ConfigurationError, match="name must be a text, not None"):
+        await admin.alter_queue(None, Policy(rate=1))
+    with pytest.raises(ConfigurationError, match="name must be a text, not 1"):
+        await admin.set_share(1, "gold", 2)
+    with pytest.raises(ConfigurationError, match="key must be a text, not 2"):
+        await admin.set_share("q", 2, 2)
+    with pytest.raises(ConfigurationError, match="weight must be a number, not 'much'"):
+        await admin.set_share("q", "gold", "much")
+    with pytest.raises(ConfigurationError, match="rate must be between -2147483647 and 2147483647"):
+        Policy(rate=2**31)
+    assert [await admin.set_share("q", "gold", weight) for weight in (2, 2.5, None)] == [True] * 3
