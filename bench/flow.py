@@ -92,11 +92,12 @@ async def _drained(
         f"select messages.create_queue('{_QUEUE}'{limit.policy and ', '}{limit.policy})"
     )
     try:
-        await connection.fetchval(_PUBLISH, _QUEUE, sizes.backlog, keys, timeout=60)
-        # The table was truncated, so each statement is planned anew.
+        # The table was truncated, so each statement is planned anew. Not behind the backlog: these
+        # have the keys of its end, and there an order by key would bind.
         for each in connections:
             await connection.fetchval(_PUBLISH, _QUEUE, _QUANTITY, keys)
             await _work(each)
+        await connection.fetchval(_PUBLISH, _QUEUE, sizes.backlog, keys, timeout=60)
         processes = [await each.fetchval("select pg_backend_pid()") for each in connections]
         used, before, begun = on_cpu(processes), await place.host.counters(), time.monotonic()
         done = sum(await asyncio.gather(*map(_work_off, connections)))
