@@ -6,7 +6,7 @@
 -- owns:    nothing
 -- writes:  messages.message (row locks)
 -- calls:   messages._waiting_keys, messages._known_keys, messages._pick_known,
---          messages._remember_keys
+--          messages._remember_keys, messages._add_keys
 -- raises:  nothing
 
 -- Of these keys, whose turns come in this order, up to quantity messages, locked: of each the same
@@ -81,6 +81,8 @@ declare
   v_ids bigint[] := array[]::bigint[];
   v_missing integer := quantity;
   v_known text[] := messages._known_keys(queue, quantity);
+  -- Those of a claim that looked for all of them.
+  v_all text[];
   v_first record;
   v_second record;
   -- In their order, and how many of them come behind those that follow them.
@@ -103,7 +105,6 @@ begin
       ) as w;
       v_keys := v_first._keys;
       v_firsts := v_first._ids;
-      v_before := 0;
       if cardinality(v_keys) <= v_missing and v_state.after_key <> '' then
         select w.* into v_second
         from messages._waiting_keys(
@@ -111,18 +112,20 @@ begin
         ) as w;
         v_keys := v_second._keys || v_keys;
         v_firsts := v_second._ids || v_firsts;
-        v_before := cardinality(v_second._keys);
+      end if;
+      if cardinality(v_keys) <= quantity and v_ids = '{}' then
+        v_all := v_keys;
+      elsif v_all is null then
+        perform messages._add_keys(queue, v_keys, v_state.after_key, quantity);
       end if;
     else
       v_keys := v_known;
       v_firsts := '{}';
-      v_before := (
-        select count(*)::integer from unnest(v_keys) as k (key) where k.key < v_state.after_key
-      );
     end if;
     -- Who has had its turn has the next one behind all others.
+    v_before := width_bucket(v_state.after_key, v_keys);
     v_before := v_before
-      + (v_state.had > 0 and v_keys[v_before + 1] = v_state.after_key is true)::integer;
+      - (v_state.had = 0 and v_keys[v_before] = v_state.after_key is true)::integer;
     v_turns := v_keys[v_before + 1:] || v_keys[:v_before];
     v_firsts := v_firsts[v_before + 1:] || v_firsts[:v_before];
     v_now := cardinality(v_keys) - v_before;
@@ -136,6 +139,15 @@ begin
         from messages._pick_known(queue, v_known, v_before, v_missing) as p;
         v_known := null;
         continue looks when v_pick._ids is null;
+        -- Where some run dry they are others the next time.
+        perform messages._remember_keys(
+          queue,
+          case when v_pick._dry is not null then array(
+            select k.key from unnest(v_keys) as k (key)
+            where k.key not in (select d.key from unnest(v_pick._dry) as d (key))
+          ) end
+        )
+        where cardinality(v_pick._ids) < v_missing;
       end if;
       v_picks := v_picks + 1;
       v_last := v_missing % cardinality(v_turns);
@@ -160,11 +172,8 @@ begin
     -- Else another claim has had the first messages of more keys than are known.
     exit when v_missing = 0 or v_turns = '{}';
   end loop;
-  -- Only where each of them had enough: where some run dry they are others the next time.
-  perform messages._remember_keys(
-    queue,
-    case when v_missing = 0 and v_picks = 1 and cardinality(v_keys) <= quantity then v_keys end
-  );
+  perform messages._remember_keys(queue, case when v_missing = 0 and v_picks = 1 then v_all end)
+  where v_all is not null;
   return row(v_ids, v_state, false);
 end;
 $$;

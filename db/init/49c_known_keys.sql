@@ -1,9 +1,11 @@
--- Known keys: a claim that goes to all keys of a fair queue does so without looking for them first.
+-- Known keys: a claim goes to the keys of a fair queue without looking for them first.
 --
--- Under a backlog the keys are the same from claim to claim. So a session remembers those of its
+-- Under a backlog the keys are the same from round to round. So a session remembers those of its
 -- last one, in a setting of its own, notifyq.keys_<hash>, which goes back with the transaction that
 -- changed it. The next one searches from each key to the following one: what came in of a key
 -- between them is found before the messages of the latter, and the keys are looked for again.
+--
+-- To read what is remembered takes time as well, so it is no more than four claims go to.
 --
 -- owns:    nothing
 -- writes:  messages.message (row locks)
@@ -23,7 +25,7 @@ end;
 $$;
 
 -- All keys of which something waits, in their order, as far as this session can tell; null where it
--- cannot, or where they are more than quantity, so that a claim does not go to each.
+-- cannot, or where they are too many.
 create or replace function messages._known_keys(queue text, quantity integer)
   returns text[]
   language plpgsql
@@ -42,7 +44,7 @@ declare
   )::text[];
   v_other bigint;
 begin
-  if cardinality(v_keys) <= quantity is not true then
+  if cardinality(v_keys) <= 4 * quantity is not true then
     return null;
   end if;
   -- Not exists, which takes the order for idle and with it another index.
@@ -85,12 +87,45 @@ begin
 end;
 $$;
 
+-- Add keys to those that are known of a round, as long as they are not too many. They come behind
+-- after_key, and go on from the first one behind the last: there a round begins, and with it what
+-- is known of it.
+create or replace function messages._add_keys(
+  queue text, keys text[], after_key text, quantity integer
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_known text[] := nullif(
+    current_setting(messages._known_keys_setting(queue), true), ''
+  )::text[];
+begin
+  if v_known is null and after_key <> '' and keys[1] >= after_key then
+    return;
+  end if;
+  v_known := array(
+    select k.key
+    from unnest(v_known || keys) as k (key)
+    where v_known is not null or after_key = '' or k.key < after_key
+    group by k.key
+    order by k.key
+  );
+  perform messages._remember_keys(
+    queue, case when cardinality(v_known) <= 4 * quantity then v_known end
+  );
+end;
+$$;
+
 -- Up to quantity messages, locked: of each key the same number, of the first ones whose turn it is
--- one more; had is how many of the keys come behind those that follow them. _rich are the keys that
--- had as many as was asked of them. Both are null where there is another key between these.
+-- one more; had is how many of the keys come behind those that follow them. Where each was asked,
+-- _rich are those that had as many as was asked of them, else _dry those that were asked and had
+-- none. _ids is null where there may be another key between these.
 create or replace function messages._pick_known(
   queue text, keys text[], had integer, quantity integer,
-  out _ids bigint[], out _rich text[]
+  out _ids bigint[], out _rich text[], out _dry text[]
 )
   language plpgsql
   security definer
@@ -108,7 +143,7 @@ declare
   v_busy constant xid[] := messages._under_way();
 begin
   with found as materialized (
-    select k.key, k.quantity, array(
+    select k.key, k.quantity, case when v_each = 0 then array(
       select case when m.key = k.key then m.id end
       from messages.message as m
       where m.queue = _pick_known.queue
@@ -117,21 +152,41 @@ begin
         and m.state = 'waiting'
         and (m.xmax = '0' or m.xmax <> all (v_busy))
       order by m.key, m.priority desc, m.id
+      limit 1
+      for update skip locked
+    ) else array(
+      -- To compare with the key each of the many that a page of the index has of it would take
+      -- longer than to leave out what comes behind them.
+      select case when m.key = k.key then m.id end
+      from messages.message as m
+      where m.queue = _pick_known.queue
+        and m.key > k.above
+        and m.state = 'waiting'
+        and (m.xmax = '0' or m.xmax <> all (v_busy))
+      order by m.key, m.priority desc, m.id
       limit k.quantity
       for update skip locked
-    ) as ids
+    ) end as ids
     from (
-      select u.key, coalesce(keys[u.place - 1], '') as above,
-        v_each + (mod(u.place - 1 - had + v_number, v_number) < v_more)::integer as quantity
-      from unnest(keys) with ordinality as u (key, place)
+      select keys[t.place] as key, coalesce(keys[t.place - 1], '') as above, t.quantity
+      from (
+        select mod(had + n.turn, v_number) + 1 as place,
+          v_each + (n.turn < v_more)::integer as quantity
+        from generate_series(0, least(v_number, _pick_known.quantity) - 1) as n (turn)
+      ) as t
     ) as k
   )
-  select array(select i.id from found as f cross join lateral unnest(f.ids) as i (id)),
-    array(select f.key from found as f where cardinality(f.ids) = f.quantity)
-  into _ids, _rich;
-  if array_position(_ids, null) is not null then
-    _ids := null;
-    _rich := null;
-  end if;
+  select case when count(*) filter (where f.ids[1] is null and f.ids <> '{}') = 0 then
+      array(
+        select i.id
+        from found as o
+        cross join lateral unnest(o.ids) as i (id)
+        where i.id is not null
+      ) end,
+    case when v_each > 0 then
+      array(select o.key from found as o where o.ids[o.quantity] is not null) end,
+    case when v_each = 0 then array(select o.key from found as o where o.ids = '{}') end
+  into _ids, _rich, _dry
+  from found as f;
 end;
 $$;

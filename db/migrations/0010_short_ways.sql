@@ -7,14 +7,16 @@
 -- calls:   nothing
 -- raises:  nothing
 
--- Functions that no later version has, in one list.
+-- Functions that no later version has, or not with this result, in one list.
 do $$
 declare
   v_function regprocedure;
 begin
   for v_function in
     select to_regprocedure('messages.' || f.signature)
-    from (values ('token_in(text[])')) as f (signature)
+    from (
+      values ('token_in(text[])'), ('_pick_known(text, text[], integer, integer)')
+    ) as f (signature)
     where to_regprocedure('messages.' || f.signature) is not null
   loop
     execute format('drop function %s', v_function);

@@ -318,6 +318,44 @@ async def test_a_claim_that_knows_the_keys_goes_on_where_the_last_one_has_ended(
     assert await known(connection) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("late", ["", "k01", "k045", "k1"])
+async def test_claims_that_know_the_keys_of_a_round_go_to_each_in_its_turn(
+    connection: Connection, late: str
+) -> None:
+    names = [f"k{n:02}" for n in range(10)]
+    await limited(connection, fair=True)
+    await put(connection, *names * 20)
+    had: Counter[str] = Counter()
+    for number in range(12):
+        had.update(it["key"] for it in await claim(connection, 4))
+        assert max(had[name] for name in names) - min(had[name] for name in names) <= 1
+        assert (await known(connection) == names) is (number >= 2)
+    # What is new has its turn as well, and one that has no more keeps none from theirs.
+    await put(connection, *[late] * 3)
+    await connection.execute("delete from messages.message where key = 'k07' and state = 'waiting'")
+    names.remove("k07")
+    before = had.copy()
+    for _ in range(20):
+        held = await claim(connection, 4)
+        assert len(held) == 4
+        had.update(it["key"] for it in held)
+        each = [had[name] - before[name] for name in names if name != late]
+        assert max(each) - min(each) <= 2
+    assert had[late] - before[late] >= 3
+    assert await known(connection) == names
+
+
+async def test_more_keys_than_four_claims_go_to_are_not_remembered(connection: Connection) -> None:
+    names = [f"k{n:02}" for n in range(9)]
+    await limited(connection, fair=True)
+    await put(connection, *names * 20)
+    had: Counter[str] = Counter()
+    for _ in range(20):
+        had.update(it["key"] for it in await claim(connection, 2))
+        assert max(had[name] for name in names) - min(had[name] for name in names) <= 1
+        assert await known(connection) is None
+
+
 async def test_a_fair_claim_is_full_while_anything_waits(connection: Connection) -> None:
     await limited(connection, fair=True)
     await put(connection, *["big"] * 300, *(f"small{n}" for n in range(25)), *[None] * 5)
