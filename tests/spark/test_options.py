@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from notifyq.errors import AccessDeniedError, ConfigurationError, DatabaseUnavailableError
-from notifyq.spark.connection import connect, connect_arrow
+from notifyq.spark import connection
+from notifyq.spark.connection import arrow_transaction, connect, connect_arrow
 from notifyq.spark.failures import translated
 from notifyq.spark.source.options import address, read_options, stream_options
 
@@ -59,6 +60,17 @@ def test_the_address_comes_from_an_option_a_file_or_the_environment(
     with pytest.raises(ConfigurationError, match="cannot be read"):
         address({"dsn_file": str(tmp_path / "none")})
     assert "hidden" not in repr(read_options({"dsn": DSN}))
+
+
+def test_a_thread_asks_a_server_for_its_types_once(database: str) -> None:
+    kept = []
+    for name in ("one", "one", "other", "one"):
+        with arrow_transaction(database, name=name) as run:
+            told = run("select current_setting('application_name') as name").read_all()
+        assert told.to_pylist() == [{"name": name}]
+        kept.append(connection._last.database)
+    assert kept[0] is kept[1]
+    assert len({id(it) for it in kept}) == 3
 
 
 @pytest.mark.parametrize("opened", [connect, connect_arrow])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # It warns of transactions that a lost connection has ended, besides raising that.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
+
+_last = threading.local()
 
 
 def connect(dsn: str, *, name: str = "notifyq spark") -> Connection[tuple[Any, ...]]:
@@ -56,7 +59,7 @@ def arrow_transaction(
     """
     with ExitStack() as stack:
         try:
-            database = stack.enter_context(adbc_driver_postgresql.connect(_complete(dsn, name)))
+            database = _database(_complete(dsn, name))
             connection = stack.enter_context(adbc.AdbcConnection(database))
         except adbc.Error as error:
             raise DatabaseUnavailableError(f"no connection: {_first_line(error)}") from None
@@ -69,6 +72,17 @@ def arrow_transaction(
             return pa.RecordBatchReader.from_stream(handle)
 
         yield run
+
+
+def _database(dsn: str) -> Any:
+    """Give what sessions are opened from, the last one of this thread if it fits.
+
+    A new one asks for all types of the server first, which takes either side longer than a session.
+    """
+    if getattr(_last, "dsn", None) != dsn:
+        _last.database = adbc_driver_postgresql.connect(dsn)
+        _last.dsn = dsn
+    return _last.database
 
 
 def _complete(dsn: str, name: str) -> str:

@@ -5,6 +5,8 @@ Only what starts no thread: pyarrow and numpy do, and what is forked then has no
 
 from __future__ import annotations
 
+import gc
+
 import adbc_driver_manager  # noqa: F401 - to be there
 import psycopg  # noqa: F401 - to be there
 from pyspark.daemon import manager
@@ -12,4 +14,6 @@ from pyspark.daemon import manager
 import notifyq  # noqa: F401 - to be there
 
 if __name__ == "__main__":
+    # A worker collects garbage after each task: it need not look through what is loaded here.
+    gc.freeze()
     manager()
