@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from notifyq.spark import session
+
 if TYPE_CHECKING:
     from database import Connection
 
@@ -30,9 +32,12 @@ async def test_a_stream_is_carried_by_spark_submit(
     command = [
         *(str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"),
         *("--conf", "spark.ui.enabled=false", "--driver-memory", "700m"),
+        *("--driver-java-options", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"),
         *(located(), "stream", "orders", "--lake", str(tmp_path / "lake"), "--once", "--json"),
     ]
-    variables = os.environ | {"NOTIFYQ_DSN": database, "PYSPARK_PYTHON": sys.executable}
+    # Without it driver and workers compile Spark's archive of itself, each anew.
+    python = session._python()
+    variables = os.environ | {"NOTIFYQ_DSN": database, "PYSPARK_PYTHON": python}
     done = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, check=False, env=variables
     )
