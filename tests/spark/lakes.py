@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def as_role(dsn: str, role: str) -> str:
+    """Give a DSN whose sessions begin as another role."""
+    return f"{dsn}?options=-c%20role%3D{role}"
+
+
 def grow(dsn: str, folder: Path, condition: str = "true") -> int:
     """Add the rows of the archive that meet a condition to a lake, as one batch; return it."""
     lake = Lake.create(dsn, folder)

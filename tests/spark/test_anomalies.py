@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notifyq.errors import ConfigurationError
+from notifyq.errors import AccessDeniedError, ConfigurationError
 from notifyq.spark.anomalies import DAY, HOUR, Anomaly, Hour, anomalies, judge
 from notifyq.spark.export import export
 from notifyq.spark.rollup import rollup
+from spark.lakes import as_role
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -219,3 +220,10 @@ async def test_what_is_forgotten_and_what_is_refused(database: str, connection: 
         anomalies(database, since=END, until=END + timedelta(minutes=30))
     with pytest.raises(ConfigurationError, match="rate"):
         anomalies(database, rate=0)
+
+
+def test_who_may_not_report_is_told_so_also_when_there_is_nothing(database: str) -> None:
+    reader = as_role(database, "notifyq_reader")
+    with pytest.raises(AccessDeniedError, match="report_anomalies: ask an admin"):
+        anomalies(reader)
+    assert anomalies(reader, report=False).anomalies == ()

@@ -19,6 +19,7 @@ from notifyq.spark.export import export
 from notifyq.spark.lake import Lake
 from notifyq.spark.prune import prune
 from spark.archived import archive
+from spark.lakes import as_role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 def session(database: str) -> Iterator[Connection[Any]]:
     with closing(connect(database)) as opened:
         yield opened
-
-
-def as_role(database: str, role: str) -> str:
-    """Give a DSN whose sessions begin as another role."""
-    return f"{database}?options=-c%20role%3D{role}"
 
 
 def test_a_role_without_the_right_is_told_so_and_makes_nothing(

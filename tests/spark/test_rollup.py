@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import random
 from datetime import UTC, datetime
@@ -14,15 +15,16 @@ from deltalake import DeltaTable
 from cli.programs import Notifyq
 from database import session
 from notifyq.database import Database
-from notifyq.errors import LakeError
+from notifyq.errors import AccessDeniedError, LakeError
 from notifyq.report import gather
+from notifyq.spark import files
 from notifyq.spark import rollup as module
 from notifyq.spark.counts import count, merge
 from notifyq.spark.engine import LocalEngine, SparkEngine
 from notifyq.spark.fingerprints import fingerprint
 from notifyq.spark.lake import Lake
 from notifyq.spark.rollup import ROLLUP, rollup
-from spark.lakes import grow
+from spark.lakes import as_role, grow
 from sql.test_rollup import FILL, FINGERPRINTS
 
 if TYPE_CHECKING:
@@ -158,6 +160,41 @@ async def test_a_run_that_ends_anywhere_is_done_again_once(
     assert await agrees(filled)
     delta = DeltaTable(str(tmp_path / "lake" / ROLLUP))
     assert sum(pa.table(delta.to_pyarrow_table())["finished"].to_pylist()) == 6000
+
+
+async def test_a_full_disk_leaves_nothing_to_see(
+    filled: Connection, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grow(database, tmp_path / "lake")
+    write, days = files._Sink.write, len(list((tmp_path / "lake" / "archive").glob("day=*")))
+    written: set[Path] = set()
+
+    def refuse(sink: Any, data: Any) -> int:
+        written.add(sink._path)
+        if len(written) == days:  # the last one
+            raise OSError(errno.ENOSPC, "No space left on device", str(sink._path))
+        return write(sink, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files._Sink, "write", refuse)
+        with pytest.raises(OSError, match="No space left on device"):
+            rollup(database, tmp_path / "lake")
+    assert len(written) == days > 1
+    assert list((tmp_path / "lake" / ROLLUP).rglob("*.parquet")) == []
+    assert await filled.fetchval("select count(*) from messages.rollup") == 0
+    assert rollup(database, tmp_path / "lake").messages == 6000
+    assert await agrees(filled)
+
+
+@pytest.mark.usefixtures("filled")
+async def test_who_may_not_count_is_told_so_also_when_there_is_nothing(
+    database: str, tmp_path: Path
+) -> None:
+    grow(database, tmp_path / "lake")
+    rollup(database, tmp_path / "lake")
+    with pytest.raises(AccessDeniedError, match="roll_up: ask an admin"):
+        rollup(as_role(database, "notifyq_reader"), tmp_path / "lake")
+    assert rollup(as_role(database, "notifyq_admin"), tmp_path / "lake").messages == 0
 
 
 async def test_of_two_at_the_same_time_one_counts(

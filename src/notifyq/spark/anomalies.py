@@ -30,6 +30,7 @@ from psycopg.rows import class_row
 from notifyq.errors import ConfigurationError
 from notifyq.spark import statements
 from notifyq.spark.connection import connect
+from notifyq.spark.failures import demand, translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -105,7 +106,9 @@ def anomalies(
         raise ConfigurationError("there is no whole hour between --since and --until")
     if not 0 < rate < 1:
         raise ConfigurationError("the rate of false alarms is more than 0 and less than 1")
-    with connect(dsn, name="notifyq spark anomalies") as session:
+    with translated(), connect(dsn, name="notifyq spark anomalies") as session:
+        if report:
+            demand(session, statements.REPORTING)
         with session.cursor(row_factory=class_row(Hour)) as cursor:
             hours = cursor.execute(statements.ARCHIVE_HOURS, (begin - past, end)).fetchall()
         found, judged = judge(hours, begin, rate=rate)

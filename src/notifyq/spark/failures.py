@@ -10,9 +10,12 @@ import adbc_driver_manager as adbc
 import psycopg
 
 from notifyq import errors
+from notifyq.spark import statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from psycopg import Connection
 
 _BY_STATE: dict[str, type[errors.DatabaseError]] = {
     kind.sqlstate: kind
@@ -30,6 +33,17 @@ def translated() -> Iterator[None]:
         yield
     except (psycopg.Error, adbc.Error) as error:
         raise _error(error) from None
+
+
+def demand(session: Connection[Any], function: str) -> None:
+    """Raise AccessDeniedError unless the role of a session may call a function."""
+    with translated():
+        [[is_allowed]] = session.execute(statements.MAY_CALL, (function,)).fetchall()
+    if not is_allowed:
+        name = function.partition("(")[0].removeprefix("messages.")
+        raise errors.AccessDeniedError(
+            f"permission denied for function {name}: ask an admin for the role that it needs"
+        )
 
 
 def _error(error: Any) -> errors.NotifyqError:

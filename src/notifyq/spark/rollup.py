@@ -22,8 +22,8 @@ from notifyq.spark.connection import connect
 from notifyq.spark.counts import COLUMNS, Counts, count, merge, records, rollup_table
 from notifyq.spark.delta import mirror
 from notifyq.spark.engine import LocalEngine
-from notifyq.spark.failures import translated
-from notifyq.spark.files import FileWriter
+from notifyq.spark.failures import demand, translated
+from notifyq.spark.files import FileWriter, remove
 from notifyq.spark.lake import ARCHIVE_SCHEMA, Lake, LakeFile
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def rollup(
     began = time.monotonic()
     done = RollupResult(lake.id, 0, 0, 0, 0, 0.0)
     with connect(dsn, name="notifyq spark rollup") as session:
+        demand(session, statements.ROLLING_UP)
         if rebuild:
             with translated():
                 session.execute(statements.FORGET_ROLLUP, (lake.id,))
@@ -255,11 +256,15 @@ def _publish(session: Connection[Any], lake: Lake, days: Iterable[date]) -> None
     for day in chosen:
         with session.cursor(row_factory=dict_row) as cursor:
             rows = cursor.execute(statements.ROLLUP_DAY, (lake.id, day, day)).fetchall()
-        writer = FileWriter(
-            lake.root, ROLLUP, _SCHEMA, day=day, id_column=None, time_column="bucket_at"
-        )
-        writer.write(pa.Table.from_pylist(rows, _SCHEMA))
-        files.append(writer.close())
+        try:
+            with FileWriter(
+                lake.root, ROLLUP, _SCHEMA, day=day, id_column=None, time_column="bucket_at"
+            ) as writer:
+                writer.write(pa.Table.from_pylist(rows, _SCHEMA))
+                files.append(writer.close())
+        except OSError:
+            remove(lake.root, files)
+            raise
     with session.cursor(row_factory=class_row(LakeFile)) as cursor:
         old = cursor.execute(statements.LAKE_FILES, (lake.id, ROLLUP)).fetchall()
     replaced = [it.id for it in old if it.day in set(chosen)]

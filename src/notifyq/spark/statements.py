@@ -108,6 +108,12 @@ IN_ORDER: Final = (*BY_INDEX, "set local enable_bitmapscan = off")
 ARCHIVE_HOURS: Final = "select h.* from messages.archive_hours(%s, %s) as h"
 REPORT_ANOMALIES: Final = "select queue from messages.report_anomalies(%s::jsonb, %s)"
 
+# Rights, asked for where a run that finds nothing to do would not meet them.
+
+MAY_CALL: Final = "select has_function_privilege(%s, 'execute')"
+REPORTING: Final = "messages.report_anomalies(jsonb, text)"
+ROLLING_UP: Final = "messages.roll_up(bigint, bigint, bigint)"
+
 # Handling.
 
 CLAIM: Final = """
