@@ -200,7 +200,8 @@ def test_any_queue_can_be_read_by_others(
 ) -> None:
     archive(session, 3, queues=(queue,))
     export(database, folder)
-    found = pa.table(DeltaTable(folder / "archive").scan(columns=["queue", "day"]))
+    found = pa.table(DeltaTable(folder / "archive").scan(columns=["id", "queue", "day"]))
+    assert sorted(found["id"].to_pylist()) == [1, 2, 3]
     assert found["queue"].to_pylist() == [queue] * 3
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from notifyq.errors import LakeError
 from notifyq.spark.lake import ARCHIVE, Lake, LakeFile
@@ -102,7 +102,7 @@ def _action(path: str, file: LakeFile) -> Any:
     if file.first_id is not None:
         stats |= {"minValues": {"id": file.first_id}, "maxValues": {"id": file.last_id}}
     return AddAction(
-        path=quote(path, safe="/=-_.~"),
+        path=path,
         size=file.bytes,
         partition_values=_values(file),
         modification_time=int(time.time() * 1000),
@@ -125,7 +125,7 @@ def _removal(path: str, entry: Mapping[str, Any]) -> Any:
     from deltalake.transaction import RemoveAction
 
     return RemoveAction(
-        path=quote(path, safe="/=-_.~"),
+        path=path,
         size=entry["size_bytes"],
         partition_values={
             name: None if value is None else str(value)
