@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from datetime import date
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -203,6 +204,20 @@ def test_any_queue_can_be_read_by_others(
     found = pa.table(DeltaTable(folder / "archive").scan(columns=["id", "queue", "day"]))
     assert sorted(found["id"].to_pylist()) == [1, 2, 3]
     assert found["queue"].to_pylist() == [queue] * 3
+
+
+def test_a_mirror_whose_paths_were_encoded_twice_is_mended(
+    database: str, session: Connection[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive(session, 3, queues=("order confirmed/EU",))
+    with monkeypatch.context() as patch:
+        patch.setattr("notifyq.spark.delta._path", lambda file: quote(file.path.split("/", 1)[1]))
+        export(database, folder)
+    with pytest.raises(pa.ArrowInvalid, match="Failed to fetch metadata"):
+        delta_ids(folder)
+    archive(session, 3, first=3, queues=("order confirmed/EU",))
+    export(database, folder)
+    assert delta_ids(folder) == list(range(1, 7))
 
 
 def test_days_without_a_partition_and_rows_of_no_day_arrive(
