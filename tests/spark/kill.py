@@ -230,7 +230,8 @@ def matrix(
         for victim in victims:
             # Threads of the driver have no process of their own.
             if victim == "worker":
-                groups = [[name] for name in known] if engine == "spark" else []
+                some = [name for name in known if ALL[name].has_workers]
+                groups = [[name] for name in some] if engine == "spark" else []
             else:
                 groups = [known] if known else []
             for group in groups:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from notifyq.spark.connection import connect
 from notifyq.spark.engine import LocalEngine, SparkEngine
 from notifyq.spark.lake import Lake
 from notifyq.spark.session import register, session
-from spark.archived import archive
+from spark.archived import archive, archive_incident
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,6 +35,8 @@ class Pipeline:
     name: ClassVar[str]
     wants_spark: ClassVar[bool] = False
     """Whether there is no way to run it in threads."""
+    has_workers: ClassVar[bool] = True
+    """Whether Python workers of Spark do a part of it."""
 
     def __init__(self, dsn: str, folder: Path) -> None:
         self.dsn, self.folder = dsn, folder
@@ -289,6 +292,55 @@ class Handling(Pipeline):
         )
 
 
+class Anomalies(Pipeline):
+    """Anomalies: what an undisturbed run finds is kept and told, once each."""
+
+    name = "anomalies"
+    has_workers = False
+
+    def prepare(self, seed: int) -> None:
+        with closing(connect(self.dsn)) as session:
+            for part in range(4):
+                first, queue = seed * MANY + part * MANY // 4, f"mail-{seed}-{part}"
+                archive_incident(session, self._end(seed), queue=queue, hours=25, first=first)
+
+    def run(self, seed: int, spark: Any) -> None:
+        from notifyq.spark.anomalies import anomalies
+
+        anomalies(self.dsn, until=self._end(seed))
+
+    def check(self, seed: int) -> int:
+        from notifyq.spark.anomalies import anomalies
+
+        wanted = [
+            (one.queue, one.metric, one.value, one.details)
+            for s in range(seed + 1)
+            for one in anomalies(self.dsn, until=self._end(s), report=False).anomalies
+        ]
+        queues = {f"mail-{s}-{part}" for s in range(seed + 1) for part in range(4)}
+        planted = [(queue, metric) for queue in queues for metric in ("wait", "failures", "errors")]
+        self._once("found", planted, (one[:2] for one in wanted))
+        columns = "queue, metric, value, details"
+        self._once("table", wanted, self.ask(f"select {columns} from messages.anomaly"))
+        told = (
+            "select t.* from messages.message as m, jsonb_to_record(m.message) "
+            "as t (queue text, metric text, value double precision, details text) "
+            "where m.queue = 'anomalies'"
+        )
+        alerts = self._once("alerts", wanted, self.ask(told))
+        linked = (
+            "select a.queue, a.metric, a.value, a.details from messages.anomaly as a "
+            "join messages.message as m on m.id = a.message_id "
+            "and (m.message ->> 'queue', m.message ->> 'metric') = (a.queue, a.metric)"
+        )
+        self._once("alerts of the table", wanted, self.ask(linked))
+        return alerts
+
+    def _end(self, seed: int) -> datetime:
+        # No seed is the past of another: all take as long, and kills strike all of a run.
+        return datetime(2026, 3, 1, tzinfo=UTC) - timedelta(days=30 * seed)
+
+
 ALL: dict[str, type[Pipeline]] = {
-    one.name: one for one in (Export, Rollup, Load, Replay, Stream, Write, Handling)
+    one.name: one for one in (Export, Rollup, Load, Replay, Stream, Write, Handling, Anomalies)
 }

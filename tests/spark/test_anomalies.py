@@ -13,8 +13,10 @@ import pytest
 
 from notifyq.errors import AccessDeniedError, ConfigurationError
 from notifyq.spark.anomalies import DAY, HOUR, Anomaly, Hour, anomalies, judge
+from notifyq.spark.connection import connect
 from notifyq.spark.export import export
 from notifyq.spark.rollup import rollup
+from spark.archived import archive_incident
 from spark.lakes import as_role
 
 if TYPE_CHECKING:
@@ -124,34 +126,13 @@ def test_few_messages_are_not_judged() -> None:
     assert judge(hours, END - HOUR) == ([], 0)
 
 
-async def fill(connection: Connection) -> None:
-    """Archive 40 messages an hour for ten days; in the last hour they waited long and died."""
-    await connection.execute(
-        """
-        insert into messages.message_archive (
-          id, created_at, available_at, locked_at, archived_at, lock_token, priority, attempts,
-          status, queue, message, headers, details
-        )
-        select 40 * h + m, t.at, t.at,
-          t.at + interval '1 ms' * (case h when 239 then 60000 else 100 + m % 7 end),
-          t.at + interval '61 seconds',
-          1, 0, 1, (case when h = 239 or m = 0 then 'failed' else 'success' end)::text
-            ::messages.message_status,
-          'mail', '1', '{}',
-          case when h = 239 then 'no disk left on /dev/' || m when m = 0 then 'timeout ' || h end
-        from generate_series(0, 239) as h
-        cross join generate_series(0, 39) as m
-        cross join lateral (
-          select $1::timestamptz - interval '240 hours' + interval '1 hour' * h
-            + interval '1 minute' * m as at
-        ) as t
-        """,
-        END,
-    )
+def fill(dsn: str) -> None:
+    with connect(dsn) as session:
+        archive_incident(session, END)
 
 
 async def test_each_anomaly_is_told_once(database: str, connection: Connection) -> None:
-    await fill(connection)
+    fill(database)
     span = {"since": END - 3 * HOUR, "until": END}
     looked = anomalies(database, report=False, **span)  # type: ignore[arg-type]
     assert (looked.new, looked.hours) == (0, 3)
@@ -177,7 +158,7 @@ async def test_each_anomaly_is_told_once(database: str, connection: Connection) 
 async def test_what_was_pruned_is_past_by_its_roll_up(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
-    await fill(connection)
+    fill(database)
     lake = tmp_path / "lake"
     export(database, lake)
     rollup(database, lake)
