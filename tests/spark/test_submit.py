@@ -44,3 +44,18 @@ async def test_a_stream_is_carried_by_spark_submit(
     assert done.returncode == 0, done.stderr[-3000:]
     assert '{"batch":0,"events":1}' in done.stdout
     assert database not in done.stdout + done.stderr
+
+
+def test_each_worker_is_forked_from_what_has_loaded_notifyq(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(session._WRAPPER % "echo")
+    program.chmod(0o700)
+    said = [
+        subprocess.run([program, *given.split()], capture_output=True, text=True, check=True).stdout
+        for given in ("-m pyspark.daemon pyspark.sql.worker.x", "-m pyspark.worker", "-c 1")
+    ]
+    assert said == [
+        "-m notifyq.spark.daemon pyspark.sql.worker.x\n",
+        "-m pyspark.worker\n",
+        "-c 1\n",
+    ]

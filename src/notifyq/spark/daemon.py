@@ -11,7 +11,7 @@ import adbc_driver_manager  # noqa: F401 - to be there
 import psycopg  # noqa: F401 - to be there
 from pyspark.daemon import manager
 
-import notifyq  # noqa: F401 - to be there
+import pyspark_notifyq  # noqa: F401 - to be there
 
 if __name__ == "__main__":
     # A worker collects garbage after each task: it need not look through what is loaded here.

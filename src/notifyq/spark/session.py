@@ -32,6 +32,11 @@ for entry in $PYTHONPATH; do
     *) kept=$kept${kept:+:}$entry ;;
   esac
 done
+# Planning a read, and each commit, has a worker as well, and Spark asks there for its own daemon.
+if [ "$1 $2" = "-m pyspark.daemon" ]; then
+  shift 2
+  set -- -m notifyq.spark.daemon "$@"
+fi
 PYTHONPATH=$kept exec %s "$@"
 """
 
