@@ -57,6 +57,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.driver.memory": "1g",
             "spark.local.dir": str(folder / "local"),
             "spark.sql.shuffle.partitions": "2",
+            # For a few rows it takes longer to compile a plan than to run it.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.sql.streaming.pollingDelay": "20ms",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.ui.enabled": "false",
