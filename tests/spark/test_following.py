@@ -210,8 +210,8 @@ async def test_spark_follows_a_stream_through_restarts(
 
     for rounds in (1, 2):
         await connection.execute(
-            "select messages.publish('s', to_jsonb(i)) from generate_series(1, 60) i"
+            "select messages.publish('s', to_jsonb(i)) from generate_series(1, 90) i"
         )
         wanted = await connection.fetch("select id from messages.event order by id")
-        assert len(wanted) == 60 * rounds
+        assert len(wanted) == 90 * rounds
         assert run() == [row["id"] for row in wanted]
