@@ -171,21 +171,21 @@ class Promises:
         """Call all workers of those queues that have something waiting. False: it cannot be."""
         return await self.ask(sql.SUMMON, list(queues), always) is not None
 
-    async def next_due(self, queues: Iterable[str], since: timedelta) -> float | None:
-        """Seconds until the next scheduled message is due; None if there is none, or no answer.
+    async def next_due(self, queues: Iterable[str], since: timedelta) -> timedelta | None:
+        """How long until the next scheduled message is due; None: there is none, or no answer.
 
         What has become due in the time `since` the last look counts, too.
         """
         due: timedelta | None = await self.ask(sql.NEXT_DUE, list(queues), since)
-        return None if due is None else due.total_seconds()
+        return due
 
-    async def token_in(self, queues: Iterable[str], since: timedelta) -> float | None:
-        """Seconds until a rate of these queues lets something through; None if none has one.
+    async def token_in(self, queues: Iterable[str], since: timedelta) -> timedelta | None:
+        """How long until a rate of these queues lets something through; None if none has one.
 
         What has been let through in the time `since` the last look counts, too.
         """
         token_in: timedelta | None = await self.ask(sql.DRY_FOR, list(queues), since)
-        return None if token_in is None else token_in.total_seconds()
+        return token_in
 
     async def fall_silent(self, queues: Iterable[str], number: str | None = None) -> None:
         """Remember that publishers of these queues may have been silent up to now."""
@@ -253,7 +253,7 @@ class StreamPromises(Promises):
         """Call all subscribers of these streams. False: it cannot be."""
         return await self.ask(sql.RING_STREAMS, list(queues)) is not None
 
-    async def next_due(self, queues: Iterable[str], since: timedelta) -> float | None:
+    async def next_due(self, queues: Iterable[str], since: timedelta) -> timedelta | None:
         """Leave what is due again to the poll."""
         return None
 

@@ -77,19 +77,19 @@ class Allowance:
 
 
 async def came_since(
-    looked_at: float, ask: Callable[[timedelta], Awaitable[float | None]]
+    looked_at: float, ask: Callable[[timedelta], Awaitable[timedelta | None]]
 ) -> float | None:
     """Ask in how many seconds something comes; what came since the last look counts: it missed it.
 
-    `ask` is given how long ago that was.
+    `ask` is given how long ago that was, and answers in how long something comes, if it can tell.
     """
     late = _LATE
     while True:
         asked_at = time.monotonic()
         since = asked_at - looked_at + late
-        seconds = await ask(timedelta(seconds=min(since, _LATEST)))
+        told = await ask(timedelta(seconds=min(since, _LATEST)))
         took = time.monotonic() - asked_at
         if took <= late or since >= _LATEST:
-            return seconds
+            return None if told is None else told.total_seconds()
         # It may have reached the server too late to count all of that.
         late = 2 * took

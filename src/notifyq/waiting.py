@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from notifyq import sql
@@ -178,12 +179,10 @@ class MessageInbox:
         return held
 
     async def _until_due(self, queues: Sequence[str], looked_at: float) -> float:
-        async def next_due(since: timedelta) -> float | None:
-            due: timedelta | None = await self._database.value(sql.NEXT_DUE, queues, since)
-            return None if due is None else due.total_seconds()
-
         try:
-            seconds = await came_since(looked_at, next_due)
+            seconds = await came_since(
+                looked_at, partial(self._database.value, sql.NEXT_DUE, queues)
+            )
         except DatabaseUnavailableError:
             return _POLL
         return _POLL if seconds is None else min(_POLL, max(seconds, _PAUSE))

@@ -112,10 +112,10 @@ async def test_a_question_for_what_came_since_a_look_is_asked_until_it_was_in_ti
 ) -> None:
     sinces = []
 
-    async def ask(since: timedelta) -> float:
+    async def ask(since: timedelta) -> timedelta:
         sinces.append(since.total_seconds())
         clock.now += takes[len(sinces) - 1]
-        return -float(len(sinces))
+        return timedelta(seconds=-len(sinces))
 
     assert await came_since(clock.now - looked, ask) == -len(asked)
     assert sinces == pytest.approx(asked)

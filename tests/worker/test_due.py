@@ -55,7 +55,7 @@ async def test_what_is_due_between_the_look_and_the_question_for_it_does_not_wai
     asked: list[timedelta] = []
     ask = Promises.next_due
 
-    async def ask_late(self: Promises, queues: Iterable[str], since: timedelta) -> float | None:
+    async def ask_late(self: Promises, queues: Iterable[str], since: timedelta) -> timedelta | None:
         asked.append(since)
         if len(asked) == 1:
             # The look behind us has not seen it, and by now it is due.
