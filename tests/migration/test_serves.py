@@ -177,7 +177,7 @@ async def _flow(package: Package) -> None:
     claimed = await claim(package, queue="limited")
     assert sorted(row["key"] for row in claimed) == ["big", "small"]
     # It is the limit of what runs that holds the third back, no rate and no instant.
-    assert await package.value("DRY_FOR", ["limited"]) <= timedelta(days=1)
+    assert await package.value("DRY_FOR", ["limited"], None) <= timedelta(days=1)
     assert await package.value("NEXT_DUE", ["limited"], None) is None
     assert await package.value("DROP_QUEUE", "limited", True) == 3
 
