@@ -108,10 +108,16 @@ create index if not exists message_volatile_locked_idx
 create unique index if not exists message_volatile_dedup_key_uq
   on messages.message_volatile (queue, dedup_key) where dedup_key is not null;
 create index if not exists message_volatile_key_waiting_idx
-  on messages.message_volatile (queue, key, priority desc, id)
+  on messages.message_volatile (
+    (hashtextextended(queue, 0) << 40 | (hashtextextended(key, 0) & 1099511627775) | 1),
+    priority desc, id
+  )
   where state = 'waiting' and key is not null;
 create index if not exists message_volatile_key_idx
-  on messages.message_volatile (queue, key, id) where key is not null;
+  on messages.message_volatile (
+    (hashtextextended(queue, 0) << 40 | (hashtextextended(key, 0) & 1099511627775) | 1), id
+  )
+  where key is not null;
 
 comment on table messages.message_volatile is
   'Messages of queues that are not durable, part of messages.message while there is such a queue.';

@@ -56,7 +56,6 @@ create table if not exists messages.flow_state (
   natural_look integer not null default 10000,
   paid_at timestamptz not null default '-infinity',
   counted_at timestamptz not null default '-infinity',
-  after_key text not null default '',
   running bigint[] not null default '{}',
   kept integer not null default 0,
   walk_at timestamptz not null default '-infinity',
@@ -69,6 +68,7 @@ create table if not exists messages.flow_state (
   booked bigint not null default 0,
   keys_paid_at timestamptz not null default '-infinity',
   booked_paid_at timestamptz not null default '-infinity',
+  after_lane bigint,
   constraint flow_state_queue_number_pk primary key (queue, number)
 );
 
@@ -82,8 +82,6 @@ comment on column messages.flow_state.natural_look is
   'How many messages to look at in their order before the keys are gone through.';
 comment on column messages.flow_state.paid_at is 'When the bucket of the rate is full again.';
 comment on column messages.flow_state.counted_at is 'When all locked messages were counted last.';
-comment on column messages.flow_state.after_key is
-  'The key behind which the next look begins; of a fair queue the one at which it begins.';
 comment on column messages.flow_state.running is
   'Ids that were handed out; those of them that are locked still are what the limits count.';
 comment on column messages.flow_state.kept is
@@ -95,7 +93,7 @@ comment on column messages.flow_state.place is
 comment on column messages.flow_state.round is
   'How many times all keys of a fair queue have had their share.';
 comment on column messages.flow_state.had is
-  'How much of its share after_key has had in this round.';
+  'How much of its share the key of after_lane has had in this round.';
 comment on column messages.flow_state.unlisted is
   'How many more were handed out, at a time when that was far from the limits.';
 comment on column messages.flow_state.most is
@@ -107,6 +105,8 @@ comment on column messages.flow_state.keys_paid_at is
   'No bucket of a key is full again later than this, once all of flow_charge is paid.';
 comment on column messages.flow_state.booked_paid_at is
   'No bucket in flow_key is full again later than this.';
+comment on column messages.flow_state.after_lane is
+  'The lane (see messages._lane()) of the key at which the next look begins; null: the first.';
 
 do $$
 begin
@@ -192,9 +192,16 @@ comment on column messages.share.queue is 'Name of the queue.';
 comment on column messages.share.key is 'The key of messages.';
 comment on column messages.share.weight is 'How many times as many as without it.';
 
+-- The first column is messages._lane(), which who inserts need not have the right to call.
 -- Messages without a key are in neither.
 create index if not exists message_key_waiting_idx
-  on messages.message (queue, key, priority desc, id)
+  on messages.message (
+    (hashtextextended(queue, 0) << 40 | (hashtextextended(key, 0) & 1099511627775) | 1),
+    priority desc, id
+  )
   where state = 'waiting' and key is not null;
 create index if not exists message_key_idx
-  on messages.message (queue, key, id) where key is not null;
+  on messages.message (
+    (hashtextextended(queue, 0) << 40 | (hashtextextended(key, 0) & 1099511627775) | 1), id
+  )
+  where key is not null;

@@ -7,7 +7,7 @@
 -- writes:  messages.message (row locks)
 -- calls:   messages._look, messages._look_keys, messages._look_fair, messages._key_rooms,
 --          messages._read_state, messages._count_running, messages._charge, messages._keep_state,
---          messages._book, messages._tokens, messages._note_held
+--          messages._book, messages._tokens, messages._note_held, messages._lane
 -- raises:  NQ003 invalid argument
 
 -- Of messages that were found in their order, those that their keys have room for.
@@ -33,14 +33,14 @@ begin
       where m.id = any (_fitting.seen)
         and (
           m.key is null
-          -- A range of one key, see _of_keys().
+          -- A range of one lane, see _of_keys().
           or m.id = (
             select h.id
             from messages.message as h
-            where h.queue = _fitting.queue.name
-              and h.key >= m.key
-              and h.key <= m.key
-            order by h.key, h.id
+            where messages._lane(h.queue, h.key) >= messages._lane(m.queue, m.key)
+              and messages._lane(h.queue, h.key) <= messages._lane(m.queue, m.key)
+              and h.queue = _fitting.queue.name
+            order by messages._lane(h.queue, h.key), h.id
             limit 1
           )
         )

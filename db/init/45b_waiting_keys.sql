@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   nothing
+-- calls:   messages._lane, messages._first_lane, messages._last_lane
 -- raises:  nothing
 
 -- Transactions other than this one that are under way. What they have locked they keep, mostly:
@@ -28,14 +28,15 @@ begin
 end;
 $$;
 
--- Keys of which something waits, up to quantity of them, from one on and up to another, and of
--- each the message that is handed out first: not one of given, and none that another transaction
--- has just locked. Ordered as the index of what waits is: the other one has what is locked and
--- scheduled as well. It is read in pieces: behind the last key of one begins the next, which is
--- larger where little waits of each key, and as large as what is missing takes by then.
+-- Keys of which something waits, up to quantity of them, from one lane on and up to another (null:
+-- from the first, to the last one), and of each the message that is handed out first: not one of
+-- given, and none that another transaction has just locked. Ordered as the index of what waits is:
+-- the other one has what is locked and scheduled as well. It is read in pieces: behind the last key
+-- of one begins the next, which is larger where little waits of each key, and as large as what is
+-- missing takes by then.
 create or replace function messages._waiting_keys(
-  queue text, first text, last text, quantity integer, given bigint[],
-  out _keys text[], out _ids bigint[]
+  queue text, first bigint, last bigint, quantity integer, given bigint[],
+  out _keys text[], out _lanes bigint[], out _ids bigint[]
 )
   language plpgsql
   stable
@@ -50,69 +51,76 @@ create or replace function messages._waiting_keys(
 as $$
 declare
   v_busy constant xid[] := messages._under_way();
+  v_first constant bigint := coalesce(first, messages._first_lane(queue));
+  v_last constant bigint := coalesce(last - 1, messages._last_lane(queue));
 begin
   with recursive pieces as (
     (
-      select array[m.key] as keys, array[m.id] as ids, m.key as last, 16 as size, 1 as seen
+      select array[m.key] as keys, array[messages._lane(m.queue, m.key)] as lanes,
+        array[m.id] as ids, messages._lane(m.queue, m.key) as last, 16 as size, 1 as seen
       from messages.message as m
       where m.queue = _waiting_keys.queue
         and m.state = 'waiting'
-        and m.key >= _waiting_keys.first
+        and messages._lane(m.queue, m.key) >= v_first
+        and messages._lane(m.queue, m.key) <= v_last
         and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_waiting_keys.given))
-      order by m.key, m.priority desc, m.id
+      order by messages._lane(m.queue, m.key), m.priority desc, m.id
       limit 1
     )
     union all
-    select n.keys, n.ids, n.last,
+    select n.keys, n.lanes, n.ids, n.last,
       -- Of a piece with but one key the next ones are read alone, and then another piece.
-      case when p.size < 0 then p.size + 1 when p.size = 0 then 16 when n.last = n.keys[1] then -8
+      case when p.size < 0 then p.size + 1 when p.size = 0 then 16
+        when n.last = n.lanes[1] then -8
         else least(2 * p.size, 256, 8 + p.size * (
-          _waiting_keys.quantity - p.seen - cardinality(n.keys)
-        ) / cardinality(n.keys)) end,
-      p.seen + cardinality(n.keys)
+          _waiting_keys.quantity - p.seen - cardinality(n.lanes)
+        ) / cardinality(n.lanes)) end,
+      p.seen + cardinality(n.lanes)
     from pieces as p
     cross join lateral (
       (
-        select array[m.key] as keys, array[m.id] as ids, m.key as last
+        select array[m.key] as keys, array[messages._lane(m.queue, m.key)] as lanes,
+          array[m.id] as ids, messages._lane(m.queue, m.key) as last
         from messages.message as m
         where p.size < 1
           and m.queue = _waiting_keys.queue
           and m.state = 'waiting'
-          and m.key > p.last
+          and messages._lane(m.queue, m.key) > p.last
+          and messages._lane(m.queue, m.key) <= v_last
           and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_waiting_keys.given))
-        order by m.key, m.priority desc, m.id
+        order by messages._lane(m.queue, m.key), m.priority desc, m.id
         limit 1
       )
       union all
-      select array_agg(k.key), array_agg(k.id), max(k.key)
+      select array_agg(k.key), array_agg(k.lane), array_agg(k.id), max(k.lane)
       from (
-        select distinct on (r.key) r.key, r.id
+        select distinct on (r.lane) r.key, r.lane, r.id
         from (
-          select m.key, m.priority, m.id
+          select m.key, messages._lane(m.queue, m.key) as lane, m.priority, m.id
           from messages.message as m
           where p.size > 0
             and m.queue = _waiting_keys.queue
             and m.state = 'waiting'
-            and m.key > p.last
+            and messages._lane(m.queue, m.key) > p.last
+            and messages._lane(m.queue, m.key) <= v_last
             and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_waiting_keys.given))
-          order by m.key, m.priority desc, m.id
+          order by messages._lane(m.queue, m.key), m.priority desc, m.id
           limit p.size
         ) as r
-        order by r.key, r.priority desc, r.id
+        order by r.lane, r.priority desc, r.id
       ) as k
       having p.size > 0
     ) as n
     where p.seen < _waiting_keys.quantity
-      and p.last < _waiting_keys.last is not false
-      and n.keys is not null
+      and n.lanes is not null
   )
-  select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.id), '{}')
-  into _keys, _ids
+  select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.lane), '{}'),
+    coalesce(array_agg(k.id), '{}')
+  into _keys, _lanes, _ids
   from (
-    select u.key, u.id
+    select u.key, u.lane, u.id
     from pieces as p
-    cross join lateral unnest(p.keys, p.ids) as u (key, id)
-    where u.key < _waiting_keys.last is not false
+    cross join lateral unnest(p.keys, p.lanes, p.ids) as u (key, lane, id)
     limit _waiting_keys.quantity
   ) as k;
 end;

@@ -6,7 +6,7 @@
 -- owns:    nothing
 -- writes:  messages.message (row locks)
 -- calls:   messages._look, messages._fitting, messages._waiting_keys, messages._key_rooms,
---          messages._keyless, messages._matches
+--          messages._keyless, messages._matches, messages._lane
 -- raises:  nothing
 
 -- From each of the keys as many messages as it has room for, and those of loose, up to quantity in
@@ -32,26 +32,27 @@ begin
     select b.id
     from (
       with rooms as materialized (
-        select r.*
+        select r._key, r._room, messages._lane(queue.name, r._key) as lane
         from messages._key_rooms(queue, keys, running, given) as r
         where r._room > 0
       )
       select f.id, f.priority
       from rooms as r
       cross join lateral (
-        -- A range of one key: with an equality another index would give the same order, and
+        -- A range of one lane: with an equality another index would give the same order, and
         -- read what waits of all keys.
         (
           select m.id, m.priority
           from messages.message as m
           where not queue.ordered
             and m.queue = _of_keys.queue.name
-            and m.key >= r._key
-            and m.key <= r._key
+            and messages._lane(m.queue, m.key) >= r.lane
+            and messages._lane(m.queue, m.key) <= r.lane
+            and m.key = r._key
             and m.state = 'waiting'
             and m.id <> all (_of_keys.given)
             and (_of_keys.filter is null or messages._matches(m, _of_keys.filter))
-          order by m.key, m.priority desc, m.id
+          order by messages._lane(m.queue, m.key), m.priority desc, m.id
           limit least(r._room, _of_keys.quantity)
         )
         union all
@@ -61,9 +62,9 @@ begin
           from messages.message as m
           where queue.ordered
             and m.queue = _of_keys.queue.name
-            and m.key >= r._key
-            and m.key <= r._key
-          order by m.key, m.id
+            and messages._lane(m.queue, m.key) >= r.lane
+            and messages._lane(m.queue, m.key) <= r.lane
+          order by messages._lane(m.queue, m.key), m.id
           limit 1
         ) as h
         where h.state = 'waiting'
@@ -114,8 +115,8 @@ declare
   v_found bigint[];
   v_loose bigint[];
   v_keys text[];
-  v_key text := state.after_key;
-  v_is_around boolean := state.after_key = '';
+  v_lane bigint := state.after_lane;
+  v_is_around boolean := state.after_lane is null;
 begin
   v_found := messages._look(queue.name, v_asked, filter, thorough);
   v_ids := messages._fitting(queue, v_found, state.running);
@@ -132,20 +133,17 @@ begin
     from messages._keyless(queue.name, quantity + cardinality(v_ids), filter, state.place) as k;
     for v_window in 1 .. 10 loop
       exit when cardinality(v_ids) >= quantity;
-      select w._keys into v_keys
+      select w._keys, w._lanes[v_keys_at_once] into v_keys, v_lane
       from messages._waiting_keys(
-        queue.name, v_key, case when v_is_around then nullif(state.after_key, '') end,
-        v_keys_at_once, v_ids
+        queue.name, v_lane, case when v_is_around then state.after_lane end, v_keys_at_once, v_ids
       ) as w;
       v_ids := v_ids || messages._of_keys(
         queue, v_keys, quantity - cardinality(v_ids), filter, state.running, v_ids, v_loose
       );
-      v_key := case when cardinality(v_keys) = v_keys_at_once
-        then v_keys[v_keys_at_once] else '' end;
-      exit when v_key = '' and v_is_around;
-      v_is_around := v_is_around or v_key = '';
+      exit when v_lane is null and v_is_around;
+      v_is_around := v_is_around or v_lane is null;
     end loop;
-    v_state.after_key := v_key;
+    v_state.after_lane := v_lane;
     if cardinality(v_ids) < quantity then
       v_is_blocked := v_is_blocked
         or v_keys <> '{}' and (queue.ordered or queue.key_concurrency is not null);

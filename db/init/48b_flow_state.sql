@@ -141,7 +141,7 @@ begin
     unlisted = state.unlisted,
     most = state.most,
     kept = state.kept,
-    after_key = state.after_key,
+    after_lane = state.after_lane,
     round = state.round,
     had = state.had,
     walk_at = state.walk_at,

@@ -205,7 +205,7 @@ begin
   v_state := messages._charge(queue, v_ids, v_state, v_most, v_keys, v_tokens);
   -- Where to go on is known from before the turn, what was handed out from within it.
   v_state.natural_look := v_picked.natural_look;
-  v_state.after_key := v_picked.after_key;
+  v_state.after_lane := v_picked.after_lane;
   v_state.round := v_picked.round;
   v_state.had := v_picked.had;
   v_state.walk_at := v_picked.walk_at;

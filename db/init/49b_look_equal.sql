@@ -5,17 +5,17 @@
 --
 -- owns:    nothing
 -- writes:  messages.message (row locks)
--- calls:   messages._waiting_keys, messages._known_keys, messages._pick_known,
---          messages._remember_keys, messages._add_keys
+-- calls:   messages._waiting_keys, messages._known_lanes, messages._pick_known,
+--          messages._remember_lanes, messages._add_lanes, messages._lane, messages._first_lane
 -- raises:  nothing
 
--- Of these keys, whose turns come in this order, up to quantity messages, locked: of each the same
+-- Of these lanes, whose turns come in this order, up to quantity messages, locked: of each the same
 -- number, of the first ones one more. Where that is less than one of each, firsts are those, as far
 -- as they are known.
--- _rich are the keys that had as many as was asked of them.
+-- _rich are those that had as many as was asked of them.
 create or replace function messages._pick_equal(
-  queue text, keys text[], firsts bigint[], quantity integer, given bigint[],
-  out _ids bigint[], out _rich text[]
+  queue text, lanes bigint[], firsts bigint[], quantity integer, given bigint[],
+  out _ids bigint[], out _rich bigint[]
 )
   language plpgsql
   security definer
@@ -27,8 +27,8 @@ create or replace function messages._pick_equal(
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_each constant integer := quantity / cardinality(keys);
-  v_more constant integer := quantity % cardinality(keys);
+  v_each constant integer := quantity / cardinality(lanes);
+  v_more constant integer := quantity % cardinality(lanes);
 begin
   if v_each = 0 and firsts <> '{}' then
     _ids := array(
@@ -43,26 +43,26 @@ begin
     return;
   end if;
   with found as materialized (
-    select k.key, k.quantity, array(
-      -- A range of one key, see _of_keys().
+    select k.lane, k.quantity, array(
+      -- A range of one lane, see _of_keys().
       select m.id
       from messages.message as m
       where m.queue = _pick_equal.queue
-        and m.key >= k.key
-        and m.key <= k.key
+        and messages._lane(m.queue, m.key) >= k.lane
+        and messages._lane(m.queue, m.key) <= k.lane
         and m.state = 'waiting'
         and m.id <> all (_pick_equal.given)
-      order by m.key, m.priority desc, m.id
+      order by messages._lane(m.queue, m.key), m.priority desc, m.id
       limit k.quantity
       for update skip locked
     ) as ids
     from (
-      select u.key, v_each + (u.place <= v_more)::integer as quantity
-      from unnest(keys) with ordinality as u (key, place)
+      select u.lane, v_each + (u.place <= v_more)::integer as quantity
+      from unnest(lanes) with ordinality as u (lane, place)
     ) as k
   )
   select array(select i.id from found as f cross join lateral unnest(f.ids) as i (id)),
-    array(select f.key from found as f where cardinality(f.ids) = f.quantity)
+    array(select f.lane from found as f where cardinality(f.ids) = f.quantity)
   into _ids, _rich;
 end;
 $$;
@@ -80,17 +80,18 @@ declare
   v_state messages.flow_state := state;
   v_ids bigint[] := array[]::bigint[];
   v_missing integer := quantity;
-  v_known text[] := messages._known_keys(queue, quantity);
+  v_start constant bigint := messages._first_lane(queue);
+  v_known bigint[] := messages._known_lanes(queue, quantity);
   -- Those of a claim that looked for all of them.
-  v_all text[];
+  v_all bigint[];
   v_first record;
   v_second record;
   -- In their order, and how many of them come behind those that follow them.
-  v_keys text[];
+  v_lanes bigint[];
   v_before integer;
   v_picks integer := 0;
   v_pick record;
-  v_turns text[];
+  v_turns bigint[];
   v_firsts bigint[];
   -- How many of the turns belong to the round that is under way.
   v_now integer;
@@ -101,34 +102,34 @@ begin
     if v_known is null then
       select w.* into v_first
       from messages._waiting_keys(
-        queue, v_state.after_key, null, v_missing + 1, v_ids
+        queue, v_state.after_lane, null, v_missing + 1, v_ids
       ) as w;
-      v_keys := v_first._keys;
+      v_lanes := v_first._lanes;
       v_firsts := v_first._ids;
-      if cardinality(v_keys) <= v_missing and v_state.after_key <> '' then
+      if cardinality(v_lanes) <= v_missing and v_state.after_lane <> v_start then
         select w.* into v_second
         from messages._waiting_keys(
-          queue, '', v_state.after_key, v_missing + 1 - cardinality(v_keys), v_ids
+          queue, null, v_state.after_lane, v_missing + 1 - cardinality(v_lanes), v_ids
         ) as w;
-        v_keys := v_second._keys || v_keys;
+        v_lanes := v_second._lanes || v_lanes;
         v_firsts := v_second._ids || v_firsts;
       end if;
-      if cardinality(v_keys) <= quantity and v_ids = '{}' then
-        v_all := v_keys;
+      if cardinality(v_lanes) <= quantity and v_ids = '{}' then
+        v_all := v_lanes;
       elsif v_all is null then
-        perform messages._add_keys(queue, v_keys, v_state.after_key, quantity);
+        perform messages._add_lanes(queue, v_lanes, v_state.after_lane, quantity);
       end if;
     else
-      v_keys := v_known;
+      v_lanes := v_known;
       v_firsts := '{}';
     end if;
     -- Who has had its turn has the next one behind all others.
-    v_before := width_bucket(v_state.after_key, v_keys);
+    v_before := width_bucket(v_state.after_lane, v_lanes);
     v_before := v_before
-      - (v_state.had = 0 and v_keys[v_before] = v_state.after_key is true)::integer;
-    v_turns := v_keys[v_before + 1:] || v_keys[:v_before];
+      - (v_state.had = 0 and v_lanes[v_before] = v_state.after_lane is true)::integer;
+    v_turns := v_lanes[v_before + 1:] || v_lanes[:v_before];
     v_firsts := v_firsts[v_before + 1:] || v_firsts[:v_before];
-    v_now := cardinality(v_keys) - v_before;
+    v_now := cardinality(v_lanes) - v_before;
     loop
       exit when v_turns = '{}';
       if v_known is null then
@@ -140,11 +141,11 @@ begin
         v_known := null;
         continue looks when v_pick._ids is null;
         -- Where some run dry they are others the next time.
-        perform messages._remember_keys(
+        perform messages._remember_lanes(
           queue,
           case when v_pick._dry is not null then array(
-            select k.key from unnest(v_keys) as k (key)
-            where k.key not in (select d.key from unnest(v_pick._dry) as d (key))
+            select l.lane from unnest(v_lanes) as l (lane)
+            where l.lane not in (select d.lane from unnest(v_pick._dry) as d (lane))
           ) end
         )
         where cardinality(v_pick._ids) < v_missing;
@@ -154,17 +155,17 @@ begin
       v_state.round := v_state.round + v_missing / cardinality(v_turns) - (v_last = 0)::integer;
       v_last := coalesce(nullif(v_last, 0), cardinality(v_turns));
       v_state.round := v_state.round + (v_last > v_now)::integer;
-      v_state.after_key := v_turns[v_last];
+      v_state.after_lane := v_turns[v_last];
       v_state.had := 1;
       v_ids := v_ids || v_pick._ids;
       v_missing := quantity - cardinality(v_ids);
       exit when v_missing = 0 or v_pick._rich is null;
       -- Those that have more, from where the round is.
-      select coalesce(array_agg(t.key order by t.place), '{}'),
-        (count(*) filter (where t.key > v_state.after_key))::integer
+      select coalesce(array_agg(t.lane order by t.place), '{}'),
+        (count(*) filter (where t.lane > v_state.after_lane))::integer
       into v_turns, v_now
-      from unnest(v_turns[v_last + 1:] || v_turns[:v_last]) with ordinality as t (key, place)
-      where t.key in (select r.key from unnest(v_pick._rich) as r (key));
+      from unnest(v_turns[v_last + 1:] || v_turns[:v_last]) with ordinality as t (lane, place)
+      where t.lane in (select r.lane from unnest(v_pick._rich) as r (lane));
       v_firsts := '{}';
       -- Less than a round is left: a look finds those that have something.
       exit when v_missing < cardinality(v_turns);
@@ -172,7 +173,7 @@ begin
     -- Else another claim has had the first messages of more keys than are known.
     exit when v_missing = 0 or v_turns = '{}';
   end loop;
-  perform messages._remember_keys(queue, case when v_missing = 0 and v_picks = 1 then v_all end)
+  perform messages._remember_lanes(queue, case when v_missing = 0 and v_picks = 1 then v_all end)
   where v_all is not null;
   return row(v_ids, v_state, false);
 end;

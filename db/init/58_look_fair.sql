@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.message (row locks)
 -- calls:   messages._stage, messages._waiting_keys, messages._keyless, messages._pick_fair,
---          messages._look_equal
+--          messages._look_equal, messages._first_lane
 -- raises:  nothing
 
 -- Up to quantity messages, locked, and what the next claim goes by.
@@ -21,13 +21,15 @@ create or replace function messages._look_fair(
 as $$
 declare
   v_state messages.flow_state := state;
+  v_start constant bigint := messages._first_lane(queue.name);
   v_ids bigint[] := array[]::bigint[];
   v_began timestamptz := clock_timestamp();
   v_is_walk_due boolean :=
     v_began not between state.walk_at - interval '1 minute' and state.walk_at;
   v_loose bigint[] := array[]::bigint[];
   v_keys text[];
-  v_first text[];
+  v_lanes bigint[];
+  v_first record;
   v_missing integer := quantity;
   v_is_end boolean;
   v_is_all boolean := false;
@@ -35,6 +37,7 @@ declare
   v_pick record;
   v_equal messages.flow_pick;
 begin
+  v_state.after_lane := coalesce(state.after_lane, v_start);
   if exists (
     select from messages.message as m
     where m.queue = _look_fair.queue.name and m.state = 'scheduled' and m.available_at <= v_began
@@ -60,22 +63,23 @@ begin
   end if;
   for v_window in 1 .. case when v_equal is null then 30 else 0 end loop
     if not v_is_all then
-      select w._keys into v_keys
+      select w._keys, w._lanes into v_keys, v_lanes
       from messages._waiting_keys(
-        queue.name, v_state.after_key, null, v_missing + 1, v_ids
+        queue.name, v_state.after_lane, null, v_missing + 1, v_ids
       ) as w;
       v_is_end := cardinality(v_keys) <= v_missing;
-      if v_is_end and v_state.after_key = '' then
+      if v_is_end and v_state.after_lane = v_start then
         v_is_all := true;
       elsif v_is_end then
-        select w._keys into v_first
+        select w._keys, w._lanes into v_first
         from messages._waiting_keys(
-          queue.name, '', v_state.after_key, v_missing + 1 - cardinality(v_keys), v_ids
+          queue.name, null, v_state.after_lane, v_missing + 1 - cardinality(v_keys), v_ids
         ) as w;
-        v_is_all := cardinality(v_first) + cardinality(v_keys) <= v_missing;
+        v_is_all := cardinality(v_first._keys) + cardinality(v_keys) <= v_missing;
         -- Where they are few, all of them at once, and as many rounds as are needed.
         if v_is_all then
-          v_keys := v_first || v_keys;
+          v_keys := v_first._keys || v_keys;
+          v_lanes := v_first._lanes || v_lanes;
         end if;
       end if;
       v_is_waiting := v_is_waiting or v_keys <> '{}';
@@ -84,24 +88,26 @@ begin
     if v_keys <> '{}' or v_loose <> '{}' then
       select p.* into v_pick
       from messages._pick_fair(
-        queue, v_keys, v_is_all, v_missing, filter, state.running, v_ids, v_loose, v_state
+        queue, v_keys, v_lanes, v_is_all, v_missing, filter, state.running, v_ids, v_loose,
+        v_state
       ) as p;
       v_ids := v_ids || v_pick._ids;
       v_missing := quantity - cardinality(v_ids);
       v_state.round := v_pick._round;
-      v_state.after_key := v_pick._after_key;
+      v_state.after_lane := v_pick._after_lane;
       v_state.had := v_pick._had;
       exit when v_missing = 0;
     end if;
     if v_is_all then
       -- Not those again that have no more: they would keep the others from their rounds.
-      v_keys := array(
-        select k.key from unnest(v_keys) as k (key) where k.key <> all (v_pick._dry)
-      );
-      v_loose := case when '' = any (v_pick._dry) then '{}' else v_loose end;
+      select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.lane), '{}')
+      into v_keys, v_lanes
+      from unnest(v_keys, v_lanes) as k (key, lane)
+      where k.lane <> all (v_pick._dry);
+      v_loose := case when v_start = any (v_pick._dry) then '{}' else v_loose end;
     elsif v_is_end then
       v_state.round := v_state.round + 1;
-      v_state.after_key := '';
+      v_state.after_lane := v_start;
       v_state.had := 0;
     end if;
   end loop;
@@ -110,7 +116,7 @@ begin
     from messages._keyless(queue.name, v_missing, filter, null) as k;
     select p.* into v_pick
     from messages._pick_fair(
-      queue, '{}', true, v_missing, filter, '{}', '{}', v_loose, v_state
+      queue, '{}', '{}', true, v_missing, filter, '{}', '{}', v_loose, v_state
     ) as p;
     v_ids := v_ids || v_pick._ids;
   end if;

@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  nothing
 -- calls:   messages._check_quantity, messages._conditions, messages._payload_matches,
---          messages._short, messages.error_fingerprint
+--          messages._short, messages.error_fingerprint, messages._lane
 -- raises:  NQ003 invalid argument
 
 -- Where the conditions leave few messages, as an index tells: their ids. Null: there are many.
@@ -108,7 +108,9 @@ begin
       union all
       (
         select m.* from messages.message as m
-        where v_path = 'key' and m.queue = c.queue and m.key = c.key and m.id < v_before
+        where v_path = 'key'
+          and messages._lane(m.queue, m.key) = messages._lane(c.queue, c.key)
+          and m.id < v_before
         order by m.id desc limit v_slice
       )
       union all

@@ -3,6 +3,8 @@
 import inspect
 import re
 
+import pytest
+
 from database import ROOT, Connection
 from notifyq import errors
 
@@ -25,8 +27,9 @@ MAY_SET = re.compile(
 # the caller's (register), or be slow for each row (_published): they name all with its schema. Nor
 # may what a broker calls have rights that its registrar has not, or a registrar be another than
 # who inserts.
-# And no one but its owner can change a table (capture, uncapture).
-NAMES_ALL = r"messages\.(_published|wait|register|run_broker|(un)?capture)\("
+# And no one but its owner can change a table (capture, uncapture). With one the number of a lane
+# would not be inlined, as in an index it must be; its body is parsed when it is created.
+NAMES_ALL = r"messages\.(_published|wait|register|run_broker|(un)?capture|_(first_|last_)?lane)\("
 # What pg_cron runs, it runs as who scheduled it; and only who runs it may end a session. What one
 # may see of the sessions of others is the server's to decide.
 AS_CALLER = r"messages\.((start|stop)_broker|holders|activity|cron_entries|health)\("
@@ -278,6 +281,38 @@ async def test_the_end_of_a_lock_is_in_no_index(connection: Connection) -> None:
     )
     assert indexes
     assert [it for it in indexes if "lock_expires_at" in it] == []
+
+
+@pytest.mark.parametrize("table", ["message", "message_volatile"])
+async def test_the_indexes_by_key_are_those_of_lanes(connection: Connection, table: str) -> None:
+    """What they have is spelled out where they are made, and must be what _lane() is."""
+    await connection.execute("set enable_seqscan = off; set enable_bitmapscan = off")
+    for condition, index in (
+        ("state = 'waiting' and", f"{table}_key_waiting_idx"),
+        ("", f"{table}_key_idx"),
+    ):
+        plan = await connection.fetch(
+            f"explain select from messages.{table} where {condition} messages._lane(queue, key) = 7"
+        )
+        lines = [row[0].strip() for row in plan]
+        assert any(f"using {index} " in line for line in lines), lines
+        assert any(re.match(r"Index Cond: .*= '7'::bigint\)$", line) for line in lines), lines
+
+
+async def test_a_lane_is_in_the_range_of_its_queue(connection: Connection) -> None:
+    numbers = await connection.fetchrow(
+        """
+        select count(distinct l.lane) as lanes, bool_and(l.lane > l.first and l.lane <= l.last) as
+          are_within, count(distinct l.first) as queues, bool_and(l.none is null) as are_for_keys
+        from (
+          select messages._lane(q.name, k.key) as lane, messages._first_lane(q.name) as first,
+            messages._last_lane(q.name) as last, messages._lane(q.name, null) as none
+          from (select format('queue %s', i) as name from generate_series(1, 30) as i) as q
+          cross join (select format('key %s', i) as key from generate_series(0, 999) as i) as k
+        ) as l
+        """
+    )
+    assert tuple(numbers) == (30_000, True, 30, True)
 
 
 def test_the_error_codes_of_the_sql_are_those_of_the_error_classes() -> None:

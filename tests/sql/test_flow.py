@@ -262,8 +262,9 @@ async def test_what_few_keys_have_is_shared_among_those_that_have_more(
         "c": 13,
         "d": 13,
     }
-    # The turn is that of c.
-    assert [it["key"] for it in await claim(connection, 1)] == ["c"]
+    # Their turn begins anew.
+    first, _ = await in_turn(connection, *"cd")
+    assert [it["key"] for it in await claim(connection, 1)] == [first]
     assert len(await claim(connection, 1000)) == 73
 
 
@@ -276,19 +277,45 @@ async def test_a_fair_claim_finds_a_new_key_in_its_round(connection: Connection)
         assert late in [id_ for _ in range(5) for id_ in await ids(connection, 1)]
 
 
-async def known(connection: Connection) -> list[str] | None:
-    keys: list[str] | None = await value(connection, "_known_keys", queue="q", quantity=100)
+async def in_turn(connection: Connection, *names: str) -> list[str]:
+    """These keys in the order of their turns, which is that of their lanes."""
+    ordered = "select array_agg(n order by messages._lane('q', n)) from unnest($1::text[]) as u (n)"
+    keys: list[str] = await connection.fetchval(ordered, names)
     return keys
 
 
-@pytest.mark.parametrize("late", ["a", "c", "g", ""])
+async def known(connection: Connection, *names: str) -> list[str] | None:
+    """Which of these keys a claim knows, in the order of their turns, and that it knows no more."""
+    lanes = await value(connection, "_known_lanes", queue="q", quantity=100)
+    if lanes is None:
+        return None
+    keys = await connection.fetchval(
+        "select array(select n from unnest($1::bigint[]) with ordinality as l (lane, place) "
+        "left join unnest($2::text[]) as u (n) on messages._lane('q', n) = l.lane order by place)",
+        lanes,
+        names,
+    )
+    return list(keys)
+
+
+async def late_one(connection: Connection, names: list[str], place: int) -> str:
+    """A key whose turn comes behind so many of these."""
+    for number in range(1000):
+        late = f"late{number}"
+        if (await in_turn(connection, *names, late)).index(late) == place:
+            return late
+    raise AssertionError(place)
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
 async def test_a_claim_that_knows_the_keys_finds_new_ones(
-    connection: Connection, late: str
+    connection: Connection, place: int
 ) -> None:
     await limited(connection, fair=True)
     await put(connection, *"bdf" * 20)
+    late = await late_one(connection, [*"bdf"], place)
     assert Counter(it["key"] for it in await claim(connection, 6)) == {"b": 2, "d": 2, "f": 2}
-    assert await known(connection) == ["b", "d", "f"]
+    assert await known(connection, *"bdf") == await in_turn(connection, *"bdf")
     await put(connection, *[late] * 3)
     assert Counter(it["key"] for it in await claim(connection, 8)) == dict.fromkeys(
         ["b", "d", "f", late], 2
@@ -296,7 +323,7 @@ async def test_a_claim_that_knows_the_keys_finds_new_ones(
     # It has but one more, which leaves the rest to the others.
     had = Counter(it["key"] for it in await claim(connection, 13))
     assert had == {"b": 4, "d": 4, "f": 4, late: 1}
-    assert await known(connection) is None
+    assert await known(connection, *"bdf", late) is None
 
 
 async def test_a_claim_that_knows_the_keys_goes_on_where_the_last_one_has_ended(
@@ -304,36 +331,40 @@ async def test_a_claim_that_knows_the_keys_goes_on_where_the_last_one_has_ended(
 ) -> None:
     await limited(connection, fair=True)
     await put(connection, *"abc" * 20)
+    keys = await in_turn(connection, *"abc")
     had: Counter[str] = Counter()
     for quantity in (4, 5, 7, 3, 8, 4, 4):
         had.update(it["key"] for it in await claim(connection, quantity))
-        assert await known(connection) == ["a", "b", "c"]
+        assert await known(connection, *"abc") == keys
         assert max(had.values()) - min(had.values()) <= 1
     # What was learnt in a transaction goes with it.
     transaction = connection.transaction()
     await transaction.start()
     assert len(await claim(connection, 30)) == 25
-    assert await known(connection) is None
+    assert await known(connection, *"abc") is None
     await transaction.rollback()
-    assert await known(connection) == ["a", "b", "c"]
+    assert await known(connection, *"abc") == keys
 
 
-@pytest.mark.parametrize("late", ["", "k01", "k045", "k1"])
+@pytest.mark.parametrize("place", [0, 5, 10, None])
 async def test_claims_that_know_the_keys_of_a_round_go_to_each_in_its_turn(
-    connection: Connection, late: str
+    connection: Connection, place: int | None
 ) -> None:
-    names = [f"k{n:02}" for n in range(10)]
     await limited(connection, fair=True)
+    names = await in_turn(connection, *(f"k{n:02}" for n in range(10)))
+    late = names[1] if place is None else await late_one(connection, names, place)
     await put(connection, *names * 20)
     had: Counter[str] = Counter()
     for number in range(12):
         had.update(it["key"] for it in await claim(connection, 4))
         assert max(had[name] for name in names) - min(had[name] for name in names) <= 1
-        assert (await known(connection) == names) is (number >= 2)
+        assert (await known(connection, *names) == names) is (number >= 2)
     # What is new has its turn as well, and one that has no more keeps none from theirs.
     await put(connection, *[late] * 3)
-    await connection.execute("delete from messages.message where key = 'k07' and state = 'waiting'")
-    names.remove("k07")
+    gone = names.pop(7)
+    await connection.execute(
+        "delete from messages.message where key = $1 and state = 'waiting'", gone
+    )
     before = had.copy()
     for _ in range(20):
         held = await claim(connection, 4)
@@ -342,7 +373,7 @@ async def test_claims_that_know_the_keys_of_a_round_go_to_each_in_its_turn(
         each = [had[name] - before[name] for name in names if name != late]
         assert max(each) - min(each) <= 2
     assert had[late] - before[late] >= 3
-    assert await known(connection) == names
+    assert await known(connection, *names) == names
 
 
 async def test_more_keys_than_four_claims_go_to_are_not_remembered(connection: Connection) -> None:
@@ -353,7 +384,7 @@ async def test_more_keys_than_four_claims_go_to_are_not_remembered(connection: C
     for _ in range(20):
         had.update(it["key"] for it in await claim(connection, 2))
         assert max(had[name] for name in names) - min(had[name] for name in names) <= 1
-        assert await known(connection) is None
+        assert await known(connection, *names) is None
 
 
 async def test_a_fair_claim_is_full_while_anything_waits(connection: Connection) -> None:
