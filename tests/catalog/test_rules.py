@@ -296,7 +296,7 @@ async def test_the_indexes_by_key_are_those_of_lanes(connection: Connection, tab
         )
         lines = [row[0].strip() for row in plan]
         assert any(f"using {index} " in line for line in lines), lines
-        assert any(re.match(r"Index Cond: .*= '7'::bigint\)$", line) for line in lines), lines
+        assert any(re.match(r"Index Cond: .* = 7\)$", line) for line in lines), lines
 
 
 async def test_a_lane_is_in_the_range_of_its_queue(connection: Connection) -> None:
