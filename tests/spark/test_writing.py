@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from database import ROOT
 from docs.pages import blocks
+from notifyq.errors import DatabaseUnavailableError
+from notifyq.spark import staging
 from notifyq.spark.session import session
+from notifyq.spark.source.frames import Shape
+from notifyq.spark.source.writer import BatchWriter, WriteOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,13 +108,71 @@ async def test_what_is_wrong_is_told_before_any_task(
     assert database not in str(caught.value)
 
 
-async def test_a_message_that_cannot_be_published_is_named(
-    spark: Any, connection: Connection, database: str
+def counting(path: str) -> Any:
+    """Give a function for mapInArrow that leaves a file for each attempt of a task."""
+
+    def rows(batches: Iterator[Any]) -> Iterator[Any]:
+        tempfile.mkstemp(dir=path)
+        yield from batches
+
+    return rows
+
+
+WRONG = [
+    (["if(id = 7, '{broken', '1') as message"], r"invalid input syntax.*{broken"),
+    (["if(id = 7, null, '1') as message"], r"column message has a null.*\{'key': '7'\}"),
+    (["struct(if(id = 7, double('nan'), 1) as x) as message"], r"message: nan is.*'key': '7'"),
+    (["if(id = 7, decode(X'00', 'utf-8'), '1') as message"], r"message: it has a NUL.*'key': '7'"),
+    (["struct(timestamp_seconds(if(id = 7, 1e12, 0))) as message"], r"date.*range.*'key': '7'"),
+    (["'1' as message", "if(id = 7, 10000000000, id) as priority"], r"priority: .*'key': '7'"),
+    (["'1' as message", "if(id = 7, 'gone', 'default') as queue"], r"there is no queue 'gone'"),
+]
+
+
+@pytest.mark.parametrize(("columns", "why"), WRONG)
+async def test_what_cannot_be_published_is_named_and_not_tried_again(
+    spark: Any, connection: Connection, database: str, tmp_path: Path, columns: list[str], why: str
 ) -> None:
-    frame = spark.range(10).selectExpr("if(id = 7, '{broken', '1') as message")
-    with pytest.raises(Exception, match=r"nothing was published.*invalid input syntax.*{broken"):
-        write(frame, database, load="j", queue="default")
+    frame = spark.range(10, numPartitions=2).mapInArrow(counting(str(tmp_path)), "id bigint")
+    frame = frame.selectExpr("cast(id as string) as key", *columns)
+    target = {} if "queue" in frame.columns else {"queue": "default"}
+    with pytest.raises(Exception, match=f"nothing was published.*{why}"):
+        write(frame, database, load="j", **target)
+    assert len(list(tmp_path.iterdir())) == 2
     assert await live(connection) == 0
+
+
+async def test_a_batch_of_a_stream_that_cannot_be_published_ends_the_query(
+    spark: Any, connection: Connection, database: str, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "in")
+    spark.range(10).write.parquet(folder)
+    stream = spark.readStream.schema("id bigint").parquet(folder)
+    frame = stream.selectExpr("if(id = 7, null, '1') as message", "cast(id as string) as key")
+    query = (
+        frame.writeStream.format("notifyq")
+        .options(dsn=database, queue="default", checkpointLocation=str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(Exception, match=r"nothing was published.*has a null.*'key': '7'"):
+        query.awaitTermination()
+    assert await live(connection) == 0
+
+
+async def test_a_lost_connection_fails_the_task(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Shape(("message",), frozenset(), "default")
+    writer = BatchWriter(WriteOptions(database, "j"), shape)
+    monkeypatch.setattr(staging, "connect_arrow", refuse)
+    batch = pa.RecordBatch.from_pydict({"message": ["1"]})
+    with pytest.raises(DatabaseUnavailableError):
+        writer.write(iter([batch]))
+
+
+def refuse(_: str) -> None:
+    raise DatabaseUnavailableError("no connection")
 
 
 def failing_once(mark: str, how: str) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from notifyq.errors import ConfigurationError
 from notifyq.spark import jsontext
@@ -22,6 +24,10 @@ _WRITABLE = (
 _OPTIONS = ("dsn", "dsn_file", "load", "queue", "stream")
 _OF_SPARK = ("checkpointlocation", "queryname")
 """Options of a stream that Spark hands on."""
+_MOST = 200
+"""Characters of a row that an error shows."""
+_WRONG = (ValueError, OverflowError)
+"""What is raised of a value, by Arrow as well; Python knows no year after 9999."""
 _NUMBERS = {"tinyint", "smallint", "int", "bigint"}
 _JSON = ("struct<", "map<", "array<", "variant")
 _TAKES = {
@@ -51,15 +57,32 @@ class Shape:
         return [] if self.target is None else [self.target]
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Give a batch as it is staged."""
+        """Give a batch as it is staged; a ConfigurationError shows the row that cannot be."""
+        try:
+            return self._staged(batch)
+        except ConfigurationError:
+            for number in range(batch.num_rows):
+                self._check(batch.slice(number, 1))
+            raise
+
+    def _check(self, row: pa.RecordBatch) -> None:
+        try:
+            self._staged(row)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}; this is row {_shown(row)}") from None
+
+    def _staged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         given = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns: dict[str, Any] = {}
         for name in self.columns:
             column = given[name]
             staged = "queue" if name == "stream" else name
-            if name in {"message", "headers"}:
-                column = self._json(name, column)
-            columns[staged] = column.cast(COLUMNS[staged])
+            try:
+                if name in {"message", "headers"}:
+                    column = self._json(name, column)
+                columns[staged] = _storable(column.cast(COLUMNS[staged]))
+            except _WRONG as error:
+                raise ConfigurationError(f"column {name}: {error}") from None
         if self.target is not None:
             columns["queue"] = pa.repeat(pa.scalar(self.target, pa.string()), batch.num_rows)
         for name in ("queue", "message"):
@@ -103,6 +126,21 @@ def shape(schema: Any, options: Mapping[str, str]) -> Shape:
         variants=frozenset(name for name, kind in kinds.items() if kind == "variant"),
         target=options.get(named[0]) if named[0] not in kinds else None,
     )
+
+
+def _storable(column: Any) -> Any:
+    if pa.types.is_string(column.type) and pc.any(pc.match_substring(column, "\0")).as_py():
+        raise ConfigurationError("it has a NUL, which PostgreSQL does not store")
+    return column
+
+
+def _shown(row: pa.RecordBatch) -> str:
+    values = {}
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        with suppress(*_WRONG):
+            if (value := column[0].as_py()) is not None:
+                values[name] = value
+    return str(values)[:_MOST]
 
 
 def _check(name: str, kind: str) -> None:

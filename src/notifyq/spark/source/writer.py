@@ -51,6 +51,8 @@ class Wrote(WriterCommitMessage):
 
     staged: staging.Staged | None
     load: str | None = None
+    refusal: str | None = None
+    """Why its rows cannot be published, however often it is tried."""
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -72,11 +74,11 @@ class BatchWriter(DataSourceArrowWriter):
         """Stage the rows of a task, unless all of it was published by an earlier run."""
         if self._is_done:
             return Wrote(None)
-        return Wrote(staging.stage(self._dsn, self._load, _rows(self._dsn, self._shape, iterator)))
+        return _write(self._dsn, self._load, self._shape, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish what the tasks that count have staged."""
-        report = _commit(self._dsn, self._load, _staged(messages))
+        report = _commit(self._dsn, self._load, messages)
         if not report.is_new:
             sys.stderr.write(
                 f"notifyq: load {self._load!r} was published at {report.committed_at}, "
@@ -115,14 +117,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not staging.begin(self._dsn, load, int(batch)).is_new:
             return Wrote(None, load)
-        return Wrote(staging.stage(self._dsn, load, _rows(self._dsn, self._shape, iterator)), load)
+        return _write(self._dsn, load, self._shape, iterator)
 
     # The name of the argument is Spark's.
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish what the tasks that count have staged for the batch."""
         load = next((it.load for it in messages if isinstance(it, Wrote) and it.load), None)
         if load is not None:
-            _commit(self._dsn, load, _staged(messages), batchId)
+            _commit(self._dsn, load, messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Give up what was staged."""
@@ -134,6 +136,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[staging.Staged]:
     return [it.staged for it in messages if isinstance(it, Wrote) and it.staged is not None]
+
+
+def _write(dsn: str, load: str, shape: Shape, batches: Iterator[pa.RecordBatch]) -> Wrote:
+    try:
+        return Wrote(staging.stage(dsn, load, _rows(dsn, shape, batches)), load)
+    except (ConfigurationError, DatabaseError) as error:
+        # Raised here, Spark would try the same rows again and show a traceback each time: the
+        # commit raises it, once. All else, as a lost connection, may be another time.
+        return Wrote(None, load, str(error))
 
 
 def _rows(dsn: str, shape: Shape, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -150,8 +161,15 @@ def _rows(dsn: str, shape: Shape, batches: Iterator[pa.RecordBatch]) -> Iterator
 
 
 def _commit(
-    dsn: str, load: str, staged: Sequence[staging.Staged], epoch: int | None = None
+    dsn: str,
+    load: str,
+    messages: Sequence[WriterCommitMessage | None],
+    epoch: int | None = None,
 ) -> staging.LoadReport:
+    refusals = {it.refusal for it in messages if isinstance(it, Wrote) and it.refusal}
+    if refusals:
+        raise _nothing(sorted(refusals)[:_SHOWN])
+    staged = _staged(messages)
     try:
         return staging.commit(dsn, load, staged, epoch)
     except (DatabaseError, NotifyqError) as error:
@@ -160,7 +178,10 @@ def _commit(
             found = staging.rejects(dsn, load, staged, _SHOWN)
         if not found:
             raise
-        shown = "; ".join(
-            f"{one.reason}, in queue {one.queue!r}: {one.message[:100]}" for one in found
-        )
-        raise ConfigurationError(f"nothing was published, as of {shown}") from error
+        raise _nothing(
+            [f"{one.reason}, in queue {one.queue!r}: {one.message[:100]}" for one in found]
+        ) from error
+
+
+def _nothing(reasons: Sequence[str]) -> ConfigurationError:
+    return ConfigurationError(f"nothing was published, as of {'; '.join(reasons)}")
