@@ -5,7 +5,8 @@ something is killed: that process with all that it started (`driver`), one of it
 that has something in hand (`worker`), or a process of the server, which then ends all others and
 recovers (`server`). Then what was killed runs again until it ends in peace, and what it was to
 bring over must be there, once each; see `killed` for what that is. A failure of a pipeline ends
-that only: the table in the end has all.
+that only. The table is what goes to stdout, a line when its seeds are done, so that of a series cut
+short what was done is left; how each seed went is on stderr.
 
 A driver and a server have all pipelines at the same time, each with a database of its own, as a
 session of Spark takes longer to start than all of them to run; a worker has one at a time.
@@ -202,16 +203,17 @@ def _failing(result: Result) -> Iterator[None]:
         result.failure = str(error)
 
 
-def table(results: list[Result]) -> str:
-    """Give the results as a table."""
-    lines = ["| pipeline | engine | killed | seeds | in time | survived | rows | verdict |"]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    lines += [
+_HEAD = """\
+| pipeline | engine | killed | seeds | in time | survived | rows | verdict |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def line(it: Result) -> str:
+    """Give a result as a line of the table."""
+    return (
         f"| {it.pipeline} | {it.engine} | {it.victim} | {it.seeds} | {it.killed} | {it.survived} "
         f"| {it.rows} | {it.failure or 'once each'} |"
-        for it in results
-    ]
-    return "\n".join(lines)
+    )
 
 
 def matrix(
@@ -222,9 +224,8 @@ def matrix(
     victims: list[str],
     seeds: int,
     tell: Callable[[str], Any],
-) -> list[Result]:
-    """Run all cases that there are of these."""
-    results = []
+) -> Iterator[Result]:
+    """Run all cases that there are of these, and give each result when it is known."""
     for engine in engines:
         known = [name for name in names if engine == "spark" or not ALL[name].wants_spark]
         for victim in victims:
@@ -238,10 +239,9 @@ def matrix(
                 dsns = {name: database(dsn, f"kill_{name}_{engine}") for name in group}
                 case = Case(dsns, engine, folder / "-".join([engine, victim, *group]))
                 try:
-                    results += case.run(victim, seeds, tell)
+                    yield from case.run(victim, seeds, tell)
                 finally:
                     case.end()
-    return results
 
 
 def main() -> None:
@@ -255,18 +255,21 @@ def main() -> None:
     given = parser.parse_args()
     if not given.dsn:
         parser.error("no server: give --dsn")
+    has_failed = False
     with tempfile.TemporaryDirectory(prefix="notifyq-kill-") as folder:
-        results = matrix(
+        print(_HEAD, flush=True)
+        for result in matrix(
             given.dsn,
             Path(folder),
             given.pipeline or list(ALL),
             given.engine or ["local", "spark"],
             given.victim or list(VICTIMS),
             given.seeds,
-            lambda line: print(line, flush=True),
-        )
-    print(table(results))
-    if any(it.failure for it in results):
+            lambda said: print(said, file=sys.stderr, flush=True),
+        ):
+            print(line(result), flush=True)
+            has_failed |= bool(result.failure)
+    if has_failed:
         raise SystemExit(1)
 
 
