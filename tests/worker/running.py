@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+import threading
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from database import session, until, value
 from notifyq.events import Event, WorkerStarted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from database import Connection
     from notifyq import App, Worker
@@ -79,6 +81,36 @@ def is_asleep(worker: Worker) -> bool:
     promises = attendance._promises
     has_tried = bool(promises.places or attendance._crowded)
     return has_tried and promises.silence is None and not attendance.owes_look
+
+
+async def until_calm(claims: list[int], *workers: Worker) -> None:
+    """Wait until workers sleep, and for a while have claimed nothing: no look is to come."""
+
+    async def are_calm() -> bool:
+        before = len(claims)
+        await asyncio.sleep(0.3)
+        return all(map(is_asleep, workers)) and len(claims) == before
+
+    await until(are_calm, "the workers sleep")
+
+
+@contextmanager
+def reaping(dsn: str, *, pause: float = 0.02) -> Iterator[None]:
+    """Reap all the time, as an impatient pg_cron would; in a thread, as loops may be blocked."""
+    enough = threading.Event()
+
+    async def reap() -> None:
+        async with session(dsn) as connection:
+            while not enough.wait(pause):
+                await value(connection, "reap")
+
+    thread = threading.Thread(target=lambda: asyncio.run(reap()))
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
 
 
 async def statuses(connection: Connection, queue: str | None = None) -> dict[str, int]:

@@ -21,7 +21,7 @@ from notifyq.events import (
     WorkerStarted,
 )
 from notifyq.listener import Session
-from worker.running import Events, is_asleep, working
+from worker.running import Events, until_calm, working
 
 TRY_TO_SHARE = "select pg_try_advisory_xact_lock_shared(messages._attended_key($1))"
 
@@ -180,14 +180,8 @@ async def test_few_of_many_idle_workers_get_up_for_one_message(
     async with AsyncExitStack() as stack:
         crowd = [Events() for _ in range(8)]
         workers = [await stack.enter_async_context(working(app, events)) for events in crowd]
-
-        async def all_have_tried_for_a_place() -> bool:
-            taken = await connection.fetchval(PROMISES)
-            before = len(claims)
-            await asyncio.sleep(0.1)
-            return bool(taken >= 4) and all(map(is_asleep, workers)) and len(claims) == before
-
-        await until(all_have_tried_for_a_place, "eight workers sleep")
+        await until_calm(claims, *workers)
+        assert await connection.fetchval(PROMISES) >= 4
         before = len(claims)
         published = await publish(connection, ids, "q")
 
@@ -196,7 +190,7 @@ async def test_few_of_many_idle_workers_get_up_for_one_message(
             return {row["id"] for row in found} >= set(published)
 
         await until(is_handled, "the message is handled")
-        await asyncio.sleep(0.1)
+        await until_calm(claims, *workers)
         assert least <= len(claims) - before <= most
 
 

@@ -24,7 +24,7 @@ from notifyq.inbox import Inbox
 from notifyq.model import Failed, Success
 from notifyq.payload import Json
 from notifyq.publisher import Publisher
-from worker.running import Events, doubles, is_asleep, statuses, working
+from worker.running import Events, doubles, statuses, until_calm, working
 
 
 async def end_sessions(connection: Connection, name: str = "notifyq%") -> int:
@@ -400,13 +400,7 @@ async def test_a_flood_of_bells_that_ring_for_nothing_causes_few_claims(
         return len(claims) - before
 
     async with working(app, events) as worker:
-
-        async def calm() -> bool:
-            before = len(claims)
-            await asyncio.sleep(0.3)
-            return is_asleep(worker) and before == len(claims)
-
-        await until(calm, "the looks of a worker that starts are over")
+        await until_calm(claims, worker)  # the looks of one that starts are over
         assert await flood("foreign:1; drop table x --") == 0
         assert await flood("q:") < 150
         assert await flood("garbage") < 150

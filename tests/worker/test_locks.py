@@ -3,35 +3,16 @@
 import asyncio
 import threading
 import time
-from typing import Any
-
-import pytest
+from datetime import timedelta
 
 from database import Connection, expire, until, value
 from notifyq import App, Message
 from notifyq.events import HandlerStuck, LockLost, MessageFinished, MessagesClaimed
-from worker.running import Events, statuses, working
+from worker.running import Events, reaping, statuses, working
 
 
-async def reaping(connection: Connection) -> None:
-    """Reap all the time, as an impatient pg_cron would."""
-    while True:
-        await value(connection, "reap")
-        await asyncio.sleep(0.02)
-
-
-@pytest.fixture
-async def reaper(connection: Connection) -> Any:
-    """Give a reaper that is always there."""
-    task = asyncio.create_task(reaping(connection))
-    yield task
-    task.cancel()
-    await asyncio.wait({task})
-
-
-@pytest.mark.usefixtures("reaper")
 async def test_a_lock_of_one_second_is_held_through_handlers_of_three(
-    app: App, events: Events
+    app: App, events: Events, database: str
 ) -> None:
     @app.handler("sync", lock_timeout=1)
     def sync() -> None:
@@ -41,10 +22,11 @@ async def test_a_lock_of_one_second_is_held_through_handlers_of_three(
     async def later() -> None:
         await asyncio.sleep(3)
 
-    async with working(app, events):
-        await app.publish("sync", None)
-        await app.publish("async", None)
-        await events.wait(MessageFinished, 2, status="success")
+    with reaping(database):
+        async with working(app, events):
+            await app.publish("sync", None)
+            await app.publish("async", None)
+            await events.wait(MessageFinished, 2, status="success")
     assert events.of(LockLost) == []
 
 
@@ -57,27 +39,9 @@ async def test_a_lock_is_held_through_a_handler_that_blocks_the_loop(
 
     await app.create_queues()
     await app.publish("q", None)
-    stop = threading.Event()
-
-    def reap() -> None:
-        async def run() -> None:
-            from database import session
-
-            async with session(database) as connection:
-                while not stop.is_set():
-                    await value(connection, "reap")
-                    await asyncio.sleep(0.02)
-
-        asyncio.run(run())
-
-    reaper = threading.Thread(target=reap)
-    reaper.start()
-    try:
+    with reaping(database):
         async with working(app, events):
             await events.wait(MessageFinished, status="success")
-    finally:
-        stop.set()
-        await asyncio.to_thread(reaper.join)
 
 
 async def test_without_heartbeat_a_handler_that_outlives_its_lock_is_stopped(
@@ -136,13 +100,14 @@ async def test_a_handler_whose_lock_is_taken_is_stopped_and_its_outcome_dropped(
 async def test_a_message_that_comes_back_while_its_lost_lock_is_cleaned_up_is_held(
     app: App, events: Events, connection: Connection
 ) -> None:
-    cleaning, may_end, again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    cleaning, may_end = asyncio.Event(), asyncio.Event()
+    again, is_held = asyncio.Event(), asyncio.Event()
 
     @app.handler("q", lock_timeout=1, max_attempts=2, backoff=0)
     async def handle(message: Message) -> int:
         if message.attempts == 2:
             again.set()
-            await asyncio.sleep(1.5)
+            await is_held.wait()
             return 2
         try:
             await asyncio.Event().wait()
@@ -161,12 +126,16 @@ async def test_a_message_that_comes_back_while_its_lost_lock_is_cleaned_up_is_he
         # The old handler ends now; the lock of the new one is still extended afterwards.
         may_end.set()
         await events.wait(LockLost, lock_token=1)
+        first = await connection.fetchval("select lock_expires_at from messages.message")
 
-        async def is_finished() -> bool:
+        async def has_outlived_that_by_a_lock() -> bool:
             await value(connection, "reap")
-            return bool(await statuses(connection))
+            expires_at = await connection.fetchval("select lock_expires_at from messages.message")
+            return bool(expires_at > first + timedelta(seconds=1))
 
-        await until(is_finished, "the message is archived")
+        await until(has_outlived_that_by_a_lock, "the lock is extended")
+        is_held.set()
+        await events.wait(MessageFinished, status="success")
     row = await connection.fetchrow("select * from messages.message_archive")
     assert row is not None
     assert (row["status"], row["result"], row["attempts"]) == ("success", 2, 2)

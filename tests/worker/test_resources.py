@@ -1,6 +1,6 @@
 """What handlers share, and what runs around them."""
 
-import time
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, NewType
 
@@ -191,13 +191,16 @@ async def test_a_timeout_ends_a_handler_inside_of_middleware(
     async def around(_message: Message, call: Callable[[], Awaitable[Any]]) -> Any:
         return await call()
 
+    let_go = threading.Event()
+
     @app.handler("q", timeout=0.05)
     def handle() -> None:
-        time.sleep(0.2)
+        let_go.wait(20)
 
     async with working(app, events):
         await publish(connection, 1, "q")
         (finished,) = await events.wait(MessageFinished)
+        let_go.set()
     assert finished.status == "failed"
     assert "longer than its timeout" in str(finished.details)
 
