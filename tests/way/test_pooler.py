@@ -100,6 +100,7 @@ async def test_what_a_worker_does_is_done_through_the_pooler(
     beside: App, events: Events, connection: Connection
 ) -> None:
     seen: list[Any] = []
+    is_held = asyncio.Event()
     await connection.execute("create table ledger (entry integer)")
 
     @beside.handler("ledger", transactional=True)
@@ -108,7 +109,7 @@ async def test_what_a_worker_does_is_done_through_the_pooler(
 
     @beside.handler("slow", lock_timeout=1)
     async def slow(n: int) -> int:
-        await asyncio.sleep(1.5)  # the lock must be extended meanwhile
+        await is_held.wait()
         return n
 
     @beside.subscriber("orders", "warehouse")
@@ -119,6 +120,18 @@ async def test_what_a_worker_does_is_done_through_the_pooler(
         waited = await beside.publish("slow", 5)
         await beside.publish_many("ledger", [1, 2, 3])
         await beside.publish_many("orders", ["a", "b"])
+
+        async def has_outlived_its_lock() -> bool:
+            return bool(
+                await connection.fetchval(
+                    "select clock_timestamp() > locked_at + interval '1.5 seconds' "
+                    "and lock_expires_at > clock_timestamp() "
+                    "from messages.message where queue = 'slow'"
+                )
+            )
+
+        await until(has_outlived_its_lock, "the lock is extended")
+        is_held.set()
         assert await waited.result(timeout=20) == 5
         await events.wait(MessageFinished, 3, queue="ledger", status="success")
 
