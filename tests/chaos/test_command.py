@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import NOTIFYQ, environment
+from database import until
 from notifyq.chaos.final import Final, Row
 from notifyq.chaos.history import History
 from notifyq.chaos.kept import keep
@@ -122,11 +122,14 @@ def test_a_run_reports_and_leaves_nothing(place: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_an_interrupted_run_leaves_nothing(place: Path) -> None:
+async def test_an_interrupted_run_leaves_nothing(place: Path) -> None:
     process = start(place, "--faults", "worker-pause", "--minutes", "5")
-    while not list(place.glob("*/history/worker-pause/worker-*.jsonl")):
+
+    async def is_at_work() -> bool:
         assert process.poll() is None
-        time.sleep(0.02)
+        return any(place.glob("*/history/worker-pause/worker-*.jsonl"))
+
+    await until(is_at_work, "a worker writes its history", 60)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate()
     assert process.returncode == 130, err

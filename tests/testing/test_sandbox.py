@@ -35,7 +35,7 @@ async def sandbox(database: str) -> AsyncIterator[Sandbox]:
         if pair.left < 0:
             raise ValueError("negative")
         if pair.left == 0:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         return pair.left
 
     @app.handler("echo")
