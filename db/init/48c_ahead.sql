@@ -206,6 +206,7 @@ begin
   -- Where to go on is known from before the turn, what was handed out from within it.
   v_state.natural_look := v_picked.natural_look;
   v_state.after_lane := v_picked.after_lane;
+  v_state.lanes := v_picked.lanes;
   v_state.round := v_picked.round;
   v_state.had := v_picked.had;
   v_state.walk_at := v_picked.walk_at;

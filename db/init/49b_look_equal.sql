@@ -6,7 +6,7 @@
 -- owns:    nothing
 -- writes:  messages.message (row locks)
 -- calls:   messages._waiting_keys, messages._known_lanes, messages._pick_known,
---          messages._remember_lanes, messages._add_lanes, messages._lane, messages._first_lane
+--          messages._add_lanes, messages._lane, messages._first_lane
 -- raises:  nothing
 
 -- Of these lanes, whose turns come in this order, up to quantity messages, locked: of each the same
@@ -81,7 +81,7 @@ declare
   v_ids bigint[] := array[]::bigint[];
   v_missing integer := quantity;
   v_start constant bigint := messages._first_lane(queue);
-  v_known bigint[] := messages._known_lanes(queue, quantity);
+  v_known bigint[] := messages._known_lanes(queue, state.lanes, quantity);
   -- Those of a claim that looked for all of them.
   v_all bigint[];
   v_first record;
@@ -117,7 +117,9 @@ begin
       if cardinality(v_lanes) <= quantity and v_ids = '{}' then
         v_all := v_lanes;
       elsif v_all is null then
-        perform messages._add_lanes(queue, v_lanes, v_state.after_lane, quantity);
+        v_state.lanes := messages._add_lanes(
+          queue, v_state.lanes, v_lanes, v_state.after_lane, quantity
+        );
       end if;
     else
       v_lanes := v_known;
@@ -141,14 +143,12 @@ begin
         v_known := null;
         continue looks when v_pick._ids is null;
         -- Where some run dry they are others the next time.
-        perform messages._remember_lanes(
-          queue,
-          case when v_pick._dry is not null then array(
+        if cardinality(v_pick._ids) < v_missing then
+          v_state.lanes := case when v_pick._dry is not null then array(
             select l.lane from unnest(v_lanes) as l (lane)
             where l.lane not in (select d.lane from unnest(v_pick._dry) as d (lane))
-          ) end
-        )
-        where cardinality(v_pick._ids) < v_missing;
+          ) end;
+        end if;
       end if;
       v_picks := v_picks + 1;
       v_last := v_missing % cardinality(v_turns);
@@ -173,8 +173,9 @@ begin
     -- Else another claim has had the first messages of more keys than are known.
     exit when v_missing = 0 or v_turns = '{}';
   end loop;
-  perform messages._remember_lanes(queue, case when v_missing = 0 and v_picks = 1 then v_all end)
-  where v_all is not null;
+  if v_all is not null then
+    v_state.lanes := case when v_missing = 0 and v_picks = 1 then nullif(v_all, '{}') end;
+  end if;
   return row(v_ids, v_state, false);
 end;
 $$;

@@ -1,32 +1,20 @@
 -- Known lanes: a claim goes to the keys of a fair queue without looking for them first.
 --
--- Under a backlog the keys are the same from round to round. So a session remembers the lanes of
--- its last one, in a setting of its own, notifyq.lanes_<hash>, which goes back with the transaction
--- that changed it. The next one searches from each lane to the following one: what came in between
--- them is found before the messages of the latter, and the keys are looked for again.
+-- Under a backlog the keys are the same from round to round. So claims leave the lanes of the last
+-- one to each other, in messages.flow_state. The next one searches from each lane to the following
+-- one: what came in between them is found before the messages of the latter, and the keys are
+-- looked for again.
 --
--- To read what is remembered takes time as well, so it is no more than four claims go to.
+-- They are written whenever they change, so it is no more than four claims go to.
 --
 -- owns:    nothing
 -- writes:  messages.message (row locks)
 -- calls:   messages._under_way, messages._lane, messages._first_lane, messages._last_lane
 -- raises:  nothing
 
-create or replace function messages._known_lanes_setting(queue text)
-  returns text
-  language plpgsql
-  immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-begin
-  return 'notifyq.lanes_' || to_hex(hashtextextended(queue, 0));
-end;
-$$;
-
--- All lanes in which something waits, in their order, as far as this session can tell; null where
--- it cannot, or where they are too many.
-create or replace function messages._known_lanes(queue text, quantity integer)
+-- These lanes, where they are all in which something waits, as far as can be told; else null, and
+-- where they are too many.
+create or replace function messages._known_lanes(queue text, lanes bigint[], quantity integer)
   returns bigint[]
   language plpgsql
   stable
@@ -39,13 +27,10 @@ create or replace function messages._known_lanes(queue text, quantity integer)
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_lanes constant bigint[] := nullif(
-    current_setting(messages._known_lanes_setting(queue), true), ''
-  )::bigint[];
   v_last constant bigint := messages._last_lane(queue);
   v_other bigint;
 begin
-  if cardinality(v_lanes) <= 4 * quantity is not true then
+  if cardinality(lanes) between 1 and 4 * quantity is not true then
     return null;
   end if;
   -- Not exists, which takes the order for idle and with it another index.
@@ -53,61 +38,43 @@ begin
   from messages.message as m
   where m.queue = _known_lanes.queue
     and m.state = 'waiting'
-    and messages._lane(m.queue, m.key) > v_lanes[cardinality(v_lanes)]
+    and messages._lane(m.queue, m.key) > lanes[cardinality(lanes)]
     and messages._lane(m.queue, m.key) <= v_last
   order by messages._lane(m.queue, m.key), m.priority desc, m.id
   limit 1;
-  return case when v_other is null then v_lanes end;
-end;
-$$;
-
--- Null forgets them.
-create or replace function messages._remember_lanes(queue text, lanes bigint[])
-  returns void
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-declare
-  v_setting constant text := messages._known_lanes_setting(queue);
-  v_lanes constant text := coalesce(lanes::text, '');
-begin
-  if v_lanes <> coalesce(current_setting(v_setting, true), '') then
-    perform set_config(v_setting, v_lanes, false);
-  end if;
+  return case when v_other is null then lanes end;
 end;
 $$;
 
 -- Add lanes to those that are known of a round, as long as they are not too many. They come behind
 -- after_lane, and go on from the first one behind the last: there a round begins, and with it what
--- is known of it.
+-- is known of it. What is too much for this claim may be right for larger ones.
 create or replace function messages._add_lanes(
-  queue text, lanes bigint[], after_lane bigint, quantity integer
+  queue text, known bigint[], lanes bigint[], after_lane bigint, quantity integer
 )
-  returns void
+  returns bigint[]
   language plpgsql
+  immutable
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_start constant bigint := messages._first_lane(queue);
-  v_known bigint[] := nullif(
-    current_setting(messages._known_lanes_setting(queue), true), ''
-  )::bigint[];
+  v_lanes bigint[];
 begin
-  if v_known is null and after_lane <> v_start and lanes[1] >= after_lane then
-    return;
+  if known is null and after_lane <> v_start and lanes[1] >= after_lane
+    or cardinality(known) > 4 * quantity
+  then
+    return known;
   end if;
-  v_known := array(
+  v_lanes := array(
     select l.lane
-    from unnest(v_known || lanes) as l (lane)
-    where v_known is not null or after_lane = v_start or l.lane < after_lane
+    from unnest(known || lanes) as l (lane)
+    where known is not null or after_lane = v_start or l.lane < after_lane
     group by l.lane
     order by l.lane
   );
-  perform messages._remember_lanes(
-    queue, case when cardinality(v_known) <= 4 * quantity then v_known end
-  );
+  return case when cardinality(v_lanes) between 1 and 4 * quantity then v_lanes end;
 end;
 $$;
 
@@ -135,19 +102,39 @@ declare
   v_start constant bigint := messages._first_lane(queue);
   v_busy constant xid[] := messages._under_way();
 begin
+  if v_each = 0 then
+    -- Of each turn an id, null where there is nothing, and 0 of another lane than was asked for.
+    _ids := array(
+      select (
+        select case when messages._lane(m.queue, m.key) = l.lane then m.id else 0 end
+        from messages.message as m
+        where m.queue = _pick_known.queue
+          and messages._lane(m.queue, m.key) > l.above
+          and messages._lane(m.queue, m.key) <= l.lane
+          and m.state = 'waiting'
+          and (m.xmax = '0' or m.xmax <> all (v_busy))
+        order by messages._lane(m.queue, m.key), m.priority desc, m.id
+        limit 1
+        for update skip locked
+      )
+      from (
+        select lanes[t.place] as lane, coalesce(lanes[t.place - 1], v_start) as above
+        from (
+          select mod(had + n.turn, v_number) + 1 as place
+          from (select generate_series(0, _pick_known.quantity - 1) as turn) as n
+        ) as t
+      ) as l
+    );
+    _dry := array(
+      select lanes[mod(had + d.turn::integer - 1, v_number) + 1]
+      from unnest(_ids) with ordinality as d (id, turn)
+      where d.id is null
+    );
+    _ids := case when 0 <> all (_ids) is not false then array_remove(_ids, null) end;
+    return;
+  end if;
   with found as materialized (
-    select l.lane, l.quantity, case when v_each = 0 then array(
-      select case when messages._lane(m.queue, m.key) = l.lane then m.id end
-      from messages.message as m
-      where m.queue = _pick_known.queue
-        and messages._lane(m.queue, m.key) > l.above
-        and messages._lane(m.queue, m.key) <= l.lane
-        and m.state = 'waiting'
-        and (m.xmax = '0' or m.xmax <> all (v_busy))
-      order by messages._lane(m.queue, m.key), m.priority desc, m.id
-      limit 1
-      for update skip locked
-    ) else array(
+    select l.lane, l.quantity, array(
       -- To compare with the lane each of the many that a page of the index has of it would take
       -- longer than to leave out what comes behind them.
       select case when messages._lane(m.queue, m.key) = l.lane then m.id end
@@ -159,13 +146,13 @@ begin
       order by messages._lane(m.queue, m.key), m.priority desc, m.id
       limit l.quantity
       for update skip locked
-    ) end as ids
+    ) as ids
     from (
       select lanes[t.place] as lane, coalesce(lanes[t.place - 1], v_start) as above, t.quantity
       from (
         select mod(had + n.turn, v_number) + 1 as place,
           v_each + (n.turn < v_more)::integer as quantity
-        from generate_series(0, least(v_number, _pick_known.quantity) - 1) as n (turn)
+        from generate_series(0, v_number - 1) as n (turn)
       ) as t
     ) as l
   )
@@ -176,10 +163,8 @@ begin
         cross join lateral unnest(o.ids) as i (id)
         where i.id is not null
       ) end,
-    case when v_each > 0 then
-      array(select o.lane from found as o where o.ids[o.quantity] is not null) end,
-    case when v_each = 0 then array(select o.lane from found as o where o.ids = '{}') end
-  into _ids, _rich, _dry
+    array(select o.lane from found as o where o.ids[o.quantity] is not null)
+  into _ids, _rich
   from found as f;
 end;
 $$;

@@ -38,12 +38,16 @@ $$;
 -- Waits for the claims that are under way, so that no round goes on from a key.
 alter table messages.flow_state
   drop column after_key,
-  add column after_lane bigint;
+  add column after_lane bigint,
+  add column lanes bigint[],
+  alter column lanes set storage external;
 
 comment on column messages.flow_state.had is
   'How much of its share the key of after_lane has had in this round.';
 comment on column messages.flow_state.after_lane is
   'The lane (see messages._lane()) of the key at which the next look begins; null: the first.';
+comment on column messages.flow_state.lanes is
+  'In which lanes of a fair queue something waits; null: that is not known.';
 
 update messages.flow_state as s set had = 0 where s.had <> 0;
 

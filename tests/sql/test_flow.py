@@ -286,7 +286,9 @@ async def in_turn(connection: Connection, *names: str) -> list[str]:
 
 async def known(connection: Connection, *names: str) -> list[str] | None:
     """Which of these keys a claim knows, in the order of their turns, and that it knows no more."""
-    lanes = await value(connection, "_known_lanes", queue="q", quantity=100)
+    lanes = await connection.fetchval(
+        "select messages._known_lanes('q', s.lanes, 100) from messages.flow_state as s"
+    )
     if lanes is None:
         return None
     keys = await connection.fetchval(
@@ -385,6 +387,22 @@ async def test_more_keys_than_four_claims_go_to_are_not_remembered(connection: C
         had.update(it["key"] for it in await claim(connection, 2))
         assert max(had[name] for name in names) - min(had[name] for name in names) <= 1
         assert await known(connection, *names) is None
+
+
+async def test_what_is_too_much_for_a_small_claim_is_left_to_large_ones(
+    connection: Connection,
+) -> None:
+    names = await in_turn(connection, *(f"k{n:02}" for n in range(30)))
+    await limited(connection, fair=True)
+    await put(connection, *names * 20)
+    assert len(await claim(connection, 30)) == 30
+    for number in range(4):
+        had = [it["key"] for it in await claim(connection, 2)]
+        assert sorted(had) == sorted(names[2 * number : 2 * number + 2])
+        assert await known(connection, *names) == names
+    had = [it["key"] for it in await claim(connection, 30)]
+    assert sorted(had) == sorted(names)
+    assert await known(connection, *names) == names
 
 
 async def test_a_fair_claim_is_full_while_anything_waits(connection: Connection) -> None:
