@@ -13,7 +13,7 @@ from database import session, until
 from notifyq import App, DatabaseUnavailableError, Reject, monitor
 from notifyq.events import ListenerConnected, ListenerLost, MessageFinished
 from way.pairs import kill
-from worker.running import Events, doubles, working
+from worker.running import Events, doubles, persisting, working
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from database import Connection
     from notifyq.chaos.server import Server
     from way.pairs import Pair
-
-
-async def persisting(app: App, queue: str, number: int) -> int:
-    """Publish until it is acknowledged; the key makes that once."""
-    while True:
-        try:
-            return await app.publish(queue, number, dedup_key=f"{queue} {number}")
-        except DatabaseUnavailableError:
-            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -11,14 +11,14 @@ import asyncpg
 import pytest
 
 from database import Connection, until
-from notifyq import App, ConfigurationError, DatabaseUnavailableError
+from notifyq import App, ConfigurationError
 from notifyq.config import with_database
 from notifyq.database import Database, connect
 from notifyq.doctor import Level, examine
 from notifyq.events import ListenerConnected, ListenerDeaf, ListenerLost, MessageFinished
 from notifyq.route import Route
 from poolers import Pooler, pooler
-from worker.running import Events, statuses, working
+from worker.running import Events, persisting, statuses, working
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -165,15 +165,6 @@ async def test_calls_of_many_on_few_sessions_get_their_own_answers(bouncer: Pool
             await database.close()
 
 
-async def persisting(app: App, number: int) -> int:
-    """Publish until it is acknowledged; the key makes that once."""
-    while True:
-        try:
-            return await app.publish("q", number, dedup_key=str(number))
-        except DatabaseUnavailableError:
-            await asyncio.sleep(0.05)
-
-
 async def test_a_killed_pooler_loses_nothing(
     beside: App, bouncer: Pooler, events: Events, connection: Connection
 ) -> None:
@@ -184,7 +175,7 @@ async def test_a_killed_pooler_loses_nothing(
             if number == 15:
                 bouncer.kill()
                 asyncio.get_running_loop().call_later(0.3, bouncer.start)
-            acknowledged.append(await persisting(beside, number))
+            acknowledged.append(await persisting(beside, "q", number))
 
         async def all_done() -> bool:
             return (await statuses(connection)).get("success", 0) == 30

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from database import session, until, value
+from notifyq.errors import DatabaseUnavailableError
 from notifyq.events import Event, WorkerStarted
 
 if TYPE_CHECKING:
@@ -70,6 +71,19 @@ async def working(
         worker.stop()
         async with asyncio.timeout(seconds):
             await task
+
+
+async def persisting(app: App, queue: str, number: int) -> int:
+    """Publish until it is acknowledged, as a client would; the key makes that once."""
+    ids = []
+
+    async def is_acknowledged() -> bool:
+        with suppress(DatabaseUnavailableError):
+            ids.append(await app.publish(queue, number, dedup_key=f"{queue} {number}"))
+        return bool(ids)
+
+    await until(is_acknowledged, f"{number} is published into {queue}", 60)
+    return ids[0]
 
 
 def is_asleep(worker: Worker) -> bool:
