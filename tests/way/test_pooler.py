@@ -52,10 +52,18 @@ async def behind(bouncer: Pooler) -> AsyncIterator[App]:
     await app.close()
 
 
-LEFT = """
-    select count(*) from pg_locks where locktype = 'advisory'
-      and database = (select oid from pg_database where datname = current_database())
-"""
+async def until_none_is_left(connection: Connection) -> None:
+    """Wait until no lock of a promise is held: where a session of the pooler has it, for ever."""
+
+    async def none_is_left() -> bool:
+        return bool(
+            await connection.fetchval(
+                "select not exists (select from pg_locks as l where l.locktype = 'advisory' and "
+                "l.database = (select oid from pg_database where datname = current_database()))"
+            )
+        )
+
+    await until(none_is_left, "no promise is held")
 
 
 async def test_with_a_direct_address_to_listen_at_the_bell_comes_at_once(
@@ -93,7 +101,7 @@ async def test_without_one_a_worker_polls_and_says_so_once(
         handle = await behind.publish("q", 2)
         assert await handle.result(timeout=20) == 2
     assert len(events.of(ListenerDeaf)) == 1
-    assert await connection.fetchval(LEFT) == 0
+    await until_none_is_left(connection)
 
 
 async def test_what_a_worker_does_is_done_through_the_pooler(
@@ -145,7 +153,7 @@ async def test_what_a_worker_does_is_done_through_the_pooler(
         3,
     ]
     assert await statuses(connection) == {"success": 4}
-    assert await connection.fetchval(LEFT) == 0
+    await until_none_is_left(connection)
 
 
 async def test_calls_of_many_on_few_sessions_get_their_own_answers(bouncer: Pooler) -> None:
