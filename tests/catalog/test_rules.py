@@ -313,6 +313,7 @@ async def test_a_lane_is_in_the_range_of_its_queue(connection: Connection) -> No
         ) as l
         """
     )
+    assert numbers is not None
     assert tuple(numbers) == (30_000, True, 30, True)
 
 
