@@ -292,7 +292,8 @@ async def test_the_indexes_by_key_are_those_of_lanes(connection: Connection, tab
         ("", f"{table}_key_idx"),
     ):
         plan = await connection.fetch(
-            f"explain select from messages.{table} where {condition} messages._lane(queue, key) > 7 "
+            f"explain select from messages.{table} "
+            f"where {condition} messages._lane(queue, key) > 7 "
             "order by messages._lane(queue, key)"
         )
         lines = [row[0].strip() for row in plan]
