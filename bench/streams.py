@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import NotifyqError
@@ -57,6 +57,8 @@ class Feed:
     """What has to be called all the time, $1 being the stream."""
     attend: str | None = None
     """What a reader says that will look every few milliseconds."""
+    call: str | None = None
+    """Another way to publish: the same by a function, where `publish` is an insert."""
     channel: str | None = None
     """The bell that readers wait for."""
 
@@ -66,7 +68,9 @@ FEEDS = {
         create="select messages.create_stream('@name@')",
         subscribe="select messages.subscribe($1, $2, 'now')",
         drop="select messages.drop_stream('@name@', true)",
-        publish="select messages.publish('@name@', (@payload@)::jsonb, type => 'bench')",
+        publish="insert into messages.stream_event (stream, type, message) "
+        "values ('@name@', 'bench', (@payload@)::jsonb)",
+        call="select messages.publish('@name@', (@payload@)::jsonb, type => 'bench')",
         bulk="select count(*) from messages.publish_many('@name@', "
         "array_fill('{\"n\": 1}'::jsonb, array[@n@]), type => 'bench')",
         next_batch="select messages.next_batch($1, $2, 100000)",
@@ -221,6 +225,9 @@ async def measure_stream_publish(place: Place, sizes: Sizes) -> AsyncIterator[Me
     for clients in sizes.clients[1:] or sizes.clients:
         async with Stream.open(place, 3) as stream, stream.reading(3):
             yield await _published(stream, sizes, clients, 3)
+            if stream.feed.call:
+                called = await _published(stream, sizes, clients, 3, statement=stream.feed.call)
+                yield replace(called, system=f"{called.system} publish()")
     async with Stream.open(place, 1) as stream:
         script = stream.text(stream.feed.bulk, n=sizes.bulk)
         done = await run_pgbench(place.dsn, f"{script};", seconds=sizes.seconds)
@@ -229,11 +236,17 @@ async def measure_stream_publish(place: Place, sizes: Sizes) -> AsyncIterator[Me
 
 
 async def _published(
-    stream: Stream, sizes: Sizes, clients: int, subscribers: int, variant: str = ""
+    stream: Stream,
+    sizes: Sizes,
+    clients: int,
+    subscribers: int,
+    variant: str = "",
+    *,
+    statement: str | None = None,
 ) -> Measured:
     place = stream.place
     before, read = await place.host.counters(), stream.read[SUBSCRIBERS[0]]
-    script = stream.text(stream.feed.publish, payload="'{\"n\": 1}'::text")
+    script = stream.text(statement or stream.feed.publish, payload="'{\"n\": 1}'::text")
     done = await run_pgbench(place.dsn, f"{script};", clients=clients, seconds=sizes.seconds)
     await stream.all_read(read + done.transactions, subscribers)
     after = await place.host.counters()

@@ -133,12 +133,12 @@ async def render(connection: Connection) -> str:
         *_functions(await connection.fetch(_FUNCTIONS)),
         "## Tables and views",
         "The functions are the interface; tables are there to be read, except that a plain insert "
-        "into `messages.message` publishes.",
+        "into `messages.message` or `messages.stream_event` publishes.",
     ]
     for relation in await connection.fetch(_RELATIONS):
         columns = await connection.fetch(_COLUMNS, relation["name"])
         parts += [f"### messages.{relation['name']}", relation["comment"] or ""]
-        if relation["is_view"]:
+        if relation["is_view"] and relation["name"] != "stream_event":
             parts.append("Columns are those of `messages.message_archive`.")
         else:
             parts.append(_table("column | type | default | meaning", map(_column, columns)))

@@ -89,7 +89,8 @@ comment on column messages.segment.durable is 'Whether it survives a crash of th
 comment on column messages.segment.low is 'All events in it have larger ids.';
 comment on column messages.segment.closed_at is 'When publishers went on to the next one.';
 comment on column messages.segment.witnesses is
-  'Transactions that were open when it was closed, and may still write to it.';
+  'Transactions that were open when it was closed, and may still write to it; of an empty one, '
+  'that were open when it was made, and may not know of it.';
 comment on column messages.segment.sealed is
   'Taken when nobody could write to it any more: all of its events are visible in this snapshot.';
 

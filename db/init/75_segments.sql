@@ -6,11 +6,13 @@
 --
 -- owns:    the tables messages.event_<id>
 -- writes:  messages.segment, messages.stream
--- calls:   messages._event_table, messages._last_event_id, messages._present
+-- calls:   messages._event_table, messages._last_event_id, messages._witnesses
 -- raises:  nothing; a table that is in use is left to the next run
 
--- An empty one to write to. Who has made it holds its table to the end, which is after all others
--- were told that it is there: a publisher that is sent to it before that does not find it.
+-- An empty one to write to. A statement learns which tables there are before it looks for the
+-- present one, so it is sent to none that it may not know. Who has made a table holds it to the
+-- end, which is after all others were told that it is there; and those who had begun by then, and
+-- may not have listened since, must be over.
 create or replace function messages._spare_segment(durable boolean)
   returns bigint
   language plpgsql
@@ -18,23 +20,30 @@ create or replace function messages._spare_segment(durable boolean)
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_id bigint;
+  v_segment messages.segment;
+  v_open text[];
 begin
-  select s.id into v_id
+  select s.* into v_segment
   from messages.segment as s
   where s.stream is null
     and s.durable = _spare_segment.durable
     and s.closed_at is null
     and s.changed_by is distinct from pg_current_xact_id()
-  order by s.id
+  -- Those that all know, then those that some may not, then the new.
+  order by s.witnesses, s.id
   limit 1
   for update skip locked;
-  if found then
-    execute format(
-      'lock table messages.%I in row exclusive mode nowait', messages._event_table(v_id)
-    );
+  if not found then
+    return null;
   end if;
-  return v_id;
+  execute format(
+    'lock table messages.%I in row exclusive mode nowait', messages._event_table(v_segment.id)
+  );
+  v_open := messages._witnesses();
+  if v_segment.witnesses is null then
+    update messages.segment as s set witnesses = v_open where s.id = v_segment.id;
+  end if;
+  return case when not v_segment.witnesses && v_open then v_segment.id end;
 exception
   when lock_not_available then
     return null;
@@ -137,78 +146,5 @@ begin
   end if;
   perform messages._open_segment(stream, v_spare);
   return true;
-end;
-$$;
-
--- A publisher reads which segment is the present one before it writes: who began before others knew
--- that it was closed may still write to it, and is known by its virtual transaction.
-create or replace function messages._seal(segment messages.segment)
-  returns boolean
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-declare
-  v_table text := messages._event_table(segment.id);
-  v_open text[] := array(
-    select l.virtualxid
-    from pg_locks as l
-    -- What this transaction knows of other sessions may be older than the newest of them.
-    left join pg_stat_activity as a on a.pid = l.pid
-    where l.locktype = 'virtualxid'
-      and l.virtualtransaction = l.virtualxid
-      and coalesce(a.datname, current_database()) = current_database()
-      and l.pid <> pg_backend_pid()
-  );
-begin
-  if segment.changed_by = pg_current_xact_id_if_assigned() then
-    return false;
-  end if;
-  if segment.witnesses is null then
-    update messages.segment as s set witnesses = v_open where s.id = segment.id;
-    return false;
-  end if;
-  -- Nor while this transaction itself has written to it: its own locks it is always granted.
-  if segment.witnesses && v_open
-    or exists (
-      select from pg_locks as l
-      where l.pid = pg_backend_pid()
-        and l.mode = 'RowExclusiveLock'
-        and l.relation = to_regclass('messages.' || v_table)
-    )
-  then
-    return false;
-  end if;
-  -- Refused while somebody has written to it and is not over, prepared ones included.
-  execute format('lock table messages.%I in share mode nowait', v_table);
-  update messages.segment as s
-  set sealed = messages._present(), witnesses = null
-  where s.id = segment.id;
-  return true;
-exception
-  when lock_not_available then
-    return false;
-end;
-$$;
-
--- Empty a segment that all have passed, or whose stream is gone, and have it used again.
-create or replace function messages._free(segment messages.segment)
-  returns boolean
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
-as $$
-declare
-  v_table text := messages._event_table(segment.id);
-begin
-  execute format('lock table messages.%I in access exclusive mode nowait', v_table);
-  execute format('truncate table messages.%I', v_table);
-  update messages.segment as s
-  set stream = null, opened_at = null, closed_at = null, witnesses = null, sealed = null
-  where s.id = segment.id;
-  return true;
-exception
-  when lock_not_available then
-    return false;
 end;
 $$;

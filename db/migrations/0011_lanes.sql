@@ -77,3 +77,7 @@ create index message_volatile_key_idx
     (hashtextextended(queue, 0) << 40 | (hashtextextended(key, 0) & 1099511627775) | 1), id
   )
   where key is not null;
+
+comment on column messages.segment.witnesses is
+  'Transactions that were open when it was closed, and may still write to it; of an empty one, '
+  'that were open when it was made, and may not know of it.';

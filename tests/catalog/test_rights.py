@@ -14,6 +14,12 @@ PUBLISH = [
     "select messages.publish_many('default', array['1']::jsonb[])",
     "insert into messages.message (message) values ('1')",
     "select messages.announce(1, 'default', true)",
+    "insert into messages.stream_event (stream, type, key, message, headers) "
+    "values ('orders', 't', 'k', '1', '{}')",
+    "insert into messages.stream_event (stream, message) values ('orders', '1')",
+    # Which that insert does.
+    "select messages.admit_event('orders', '1', null)",
+    "select nextval('messages.event_id_seq')",
     "select messages.uncapture('pg_class', 'orders')",
     *(
         f"create temporary table mine (id integer); {statement}"
@@ -142,6 +148,7 @@ READ_TABLES = [
     "select * from messages.stream",
     "select * from messages.segment",
     "select * from messages.event",
+    "select * from messages.stream_event",
     "select * from messages.tick",
     "select * from messages.subscription",
     "select * from messages.batch",
@@ -325,6 +332,9 @@ NOBODY = [
     "drop table messages.message",
     "alter table messages.message disable trigger published",
     "insert into messages.event (segment, message) values (1, '1')",
+    "insert into messages.stream_event (id, stream, message) values (1, 'orders', '1')",
+    "insert into messages.stream_event (created_at, stream, message) values (now(), 'orders', '1')",
+    "select setval('messages.event_id_seq', 1)",
     "delete from messages.batch",
     "select messages._publish_events('orders', array['1']::jsonb[], null, null, null)",
     "select messages._archive(array[1], array[0], array['success']::messages.message_status[])",

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 EVENTS = 400
 """Of each publisher, at least."""
 STEPS = int(os.environ.get("NOTIFYQ_STREAM_STEPS", "100"))
+INSERT = """
+    insert into messages.stream_event (stream, message)
+    select 's', e from jsonb_array_elements($1::jsonb) as e
+"""
 SPEEDS = {"fast": 0.0, "slow": 0.02, "team": 0.005}
 
 
@@ -40,7 +44,10 @@ class Traffic:
             nonlocal number
             numbers = range(number, number := number + count)
             messages = [{"a": publisher, "b": n} for n in numbers]
-            await rows(session, "publish_many", queue="s", messages=messages)
+            if dice.random() < 0.5:
+                await rows(session, "publish_many", queue="s", messages=messages)
+            else:
+                await session.execute(INSERT, messages)
             return [(publisher, n) for n in numbers]
 
         while number < EVENTS:
@@ -179,7 +186,10 @@ class Script:
     async def put(self, session: Connection) -> None:
         numbers = [*range(self._number, self._number + self._dice.randint(1, 3))]
         self._number = numbers[-1] + 1
-        await rows(session, "publish_many", queue="s", messages=numbers)
+        if self._dice.random() < 0.5:
+            await rows(session, "publish_many", queue="s", messages=numbers)
+        else:
+            await session.fetch(INSERT, numbers)
         if self._open.get(session):
             self._written[session][-1] += numbers
         else:
@@ -361,7 +371,7 @@ async def test_a_publisher_that_came_while_its_segment_was_being_closed_is_waite
     closer, later, gate = await connect(), await connect(), await connect()
     await value(connection, "create_stream", name="s", retention=timedelta(0))
     await value(connection, "subscribe", stream="s", subscriber="c")
-    spare = "select exists (select from messages.segment where stream is null)"
+    spare = "select exists (select from messages.segment where stream is null and witnesses = '{}')"
     while not await connection.fetchval(spare):
         await value(connection, "publish", queue="s", message=0)
         assert await _read_all(connection, "c") == [0]
@@ -397,8 +407,11 @@ async def test_a_publisher_that_came_while_its_segment_was_being_closed_is_waite
 async def test_a_new_segment_is_written_to_when_all_can_know_of_it(
     connection: Connection, connect: Connect
 ) -> None:
-    """Who has made it may be slow in telling others: until it has, it holds the table."""
-    maker = await connect()
+    """Who has made it may be slow in telling others: until it has, it holds the table.
+
+    And others may be slow in listening: until their transactions are over.
+    """
+    maker, old = await connect(), await connect()
     await value(connection, "create_stream", name="s", retention=timedelta(0))
     await value(connection, "publish", queue="s", message=0)
     await _age(connection)
@@ -411,8 +424,39 @@ async def test_a_new_segment_is_written_to_when_all_can_know_of_it(
         await maker.execute(f"lock table messages.event_{spare}")
         await rows(connection, "maintain")
         assert await connection.fetchval(present) == first
-    await rows(connection, "maintain")
+    async with old.transaction():
+        await rows(connection, "maintain")
+        await rows(connection, "maintain")
+        assert await connection.fetchval(present) == first
+    async with maker.transaction():
+        await rows(connection, "maintain")
+        assert await connection.fetchval(present) != first
+
+
+async def test_a_transaction_publishes_while_its_stream_goes_on_to_a_new_segment(
+    connection: Connection, connect: Connect
+) -> None:
+    """With a plan that is there it takes no lock that it has not got, so it hears of no table."""
+    publisher, attending = await connect(), await connect()
+    await value(connection, "create_stream", name="s", retention=timedelta(0))
+    await value(connection, "subscribe", stream="s", subscriber="c")
+    assert await value(attending, "attend_stream", stream="s")
+    numbers = iter(range(100))
+    await publisher.execute("set plan_cache_mode = force_generic_plan")
+    present = "select segment from messages.stream"
+    first = await connection.fetchval(present)
+    for _ in range(3):
+        async with publisher.transaction():
+            for _ in range(4):
+                await publisher.fetch(INSERT, [next(numbers)])
+                for _ in range(3):
+                    await _age(connection)
+                    await rows(connection, "maintain")
+        for _ in range(2):
+            await _age(connection)
+            await rows(connection, "maintain")
     assert await connection.fetchval(present) != first
+    assert await _read_all(connection, "c") == list(range(next(numbers)))
 
 
 async def test_all_sessions_are_told_once_more_of_a_segment_when_it_is_written_to(
