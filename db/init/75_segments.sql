@@ -141,7 +141,12 @@ begin
   end if;
   v_spare := messages._spare_segment(_rotate.stream.durable);
   if v_spare is null then
-    perform messages._make_segment(_rotate.stream.durable);
+    -- One that cannot be had yet will do the next time, or the one after that.
+    perform messages._make_segment(_rotate.stream.durable)
+    where not exists (
+      select from messages.segment as s
+      where s.stream is null and s.durable = _rotate.stream.durable and s.closed_at is null
+    );
     return false;
   end if;
   perform messages._open_segment(stream, v_spare);
