@@ -18,7 +18,12 @@ create or replace function messages._lane(queue text, key text)
   language sql
   immutable
   parallel safe
-return hashtextextended(queue, 0) << 40 | (hashtextextended(key, 0) & 1099511627775) | 1;
+as $$
+  select pg_catalog.hashtextextended(queue, 0) operator(pg_catalog.<<) 40
+    operator(pg_catalog.|)
+      (pg_catalog.hashtextextended(key, 0) operator(pg_catalog.&) 1099511627775)
+    operator(pg_catalog.|) 1;
+$$;
 
 -- Before all lanes of the queue, and the last one that it can have.
 create or replace function messages._first_lane(queue text)
@@ -26,11 +31,16 @@ create or replace function messages._first_lane(queue text)
   language sql
   immutable
   parallel safe
-return hashtextextended(queue, 0) << 40;
+as $$
+  select pg_catalog.hashtextextended(queue, 0) operator(pg_catalog.<<) 40;
+$$;
 
 create or replace function messages._last_lane(queue text)
   returns bigint
   language sql
   immutable
   parallel safe
-return hashtextextended(queue, 0) << 40 | 1099511627775;
+as $$
+  select pg_catalog.hashtextextended(queue, 0) operator(pg_catalog.<<) 40
+    operator(pg_catalog.|) 1099511627775;
+$$;
