@@ -1,6 +1,6 @@
 """Every statement that notifyq sends. Behaviour lives in the functions of schema messages."""
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """The version of the schema that these calls need."""
 
 VERSION = "select messages.version()"

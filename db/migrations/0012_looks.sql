@@ -1,0 +1,23 @@
+-- Looks: what a subscriber and a claim ask in fewer steps.
+-- breaking: no
+-- needs: owner
+--
+-- owns:    nothing
+-- writes:  nothing
+-- calls:   nothing
+-- raises:  nothing
+
+-- Functions that no later version has, or not with this result, in one list.
+do $$
+declare
+  v_function regprocedure;
+begin
+  for v_function in
+    select to_regprocedure('messages.' || f.signature)
+    from (values (null)) as f (signature)
+    where to_regprocedure('messages.' || f.signature) is not null
+  loop
+    execute format('drop function %s', v_function);
+  end loop;
+end;
+$$;
