@@ -5,7 +5,7 @@
 -- owns:    nothing
 -- writes:  nothing
 -- calls:   messages._last_batch, messages._check_position, messages._ahead, messages._moment,
---          messages._passed, messages._look_ahead
+--          messages._passed, messages._window, messages._is_ahead
 -- raises:  NQ903 not adopted
 
 create or replace function messages._is_open(batch messages.batch)
@@ -63,9 +63,7 @@ create or replace function messages._glance(
 as $$
 declare
   v_last messages.batch;
-  v_seen pg_snapshot;
   v_moment record;
-  v_look record;
 begin
   nothing := false;
   is_ahead := false;
@@ -93,26 +91,20 @@ begin
       return;
     end if;
   end if;
-  v_seen := v_last.upto;
-  v_last.seen := v_seen;
-  v_last.seen_low := v_last.upto_low;
-  v_last.after_id := 0;
-  v_moment := messages._moment(v_last.upto_low, pg_snapshot_xmax(v_seen), null);
-  v_last.upto := v_moment.snapshot;
-  v_last.upto_high := v_moment.high;
-  v_last.last_id := v_last.upto_high;
-  if messages._passed(v_last.upto) <= messages._passed(v_seen) then
+  v_moment := messages._moment(v_last.upto_low, pg_snapshot_xmax(v_last.upto), null);
+  if messages._passed(v_moment.snapshot) <= messages._passed(v_last.upto) then
     nothing := true;
     return;
   end if;
-  v_look := messages._look_ahead(v_last);
-  is_ahead := v_look.late or v_look.fresh;
+  is_ahead := messages._is_ahead(
+    messages._window(v_last, v_moment.snapshot, v_moment.low, v_moment.high)
+  );
   nothing := not is_ahead and not exists (
     select
     from messages.subscription as u
     join messages.tick as t on t.stream = u.stream and t.is_asked and t.id > v_last.tick
     where u.id = v_last.subscription
-      and messages._passed(t.snapshot) > messages._passed(v_seen)
+      and messages._passed(t.snapshot) > messages._passed(v_last.upto)
   );
 end;
 $$;

@@ -3,7 +3,8 @@
 -- owns:    nothing
 -- writes:  messages.batch
 -- calls:   messages._stream, messages._check_access, messages._moment, messages._until,
---          messages._passed, messages._look_ahead, messages._ahead, messages._is_open
+--          messages._passed, messages._window, messages._is_ahead, messages._ahead,
+--          messages._is_open
 -- raises:  NQ020 stream not found, NQ021 subscription not found, NQ022 batch not open
 
 create or replace function messages._subscription(stream text, subscriber text)
@@ -14,9 +15,20 @@ create or replace function messages._subscription(stream text, subscriber text)
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_stream messages.stream := messages._stream(stream);
+  v_stream messages.stream;
   v_subscription messages.subscription;
 begin
+  -- One statement answers most: what cannot be so is told below.
+  select u.* into v_subscription
+  from messages.stream as s
+  join messages.subscription as u on u.stream = s.id
+  where s.name = _subscription.stream
+    and u.name = _subscription.subscriber
+    and not exists (select from messages.queue_grant);
+  if found then
+    return v_subscription;
+  end if;
+  v_stream := messages._stream(stream);
   if exists (select from messages.queue_grant) then
     perform messages._check_access(v_stream.name, 'consume from');
   end if;
@@ -72,8 +84,19 @@ create or replace function messages._open_batch(id bigint)
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_batch messages.batch := messages._batch(id);
+  v_batch messages.batch;
 begin
+  -- One statement answers most: what cannot be so is told below.
+  select b.* into v_batch
+  from messages.batch as b
+  where b.id = _open_batch.id
+    and b.kind <> 'position'
+    and not exists (select from messages.batch_end as e where e.batch = b.id)
+    and not exists (select from messages.queue_grant);
+  if found then
+    return v_batch;
+  end if;
+  v_batch := messages._batch(id);
   if not messages._is_open(v_batch) then
     raise exception using
       errcode = 'NQ022',
@@ -103,33 +126,29 @@ create or replace function messages._next_events(
 as $$
 declare
   v_next messages.batch := last;
-  v_stream bigint := (
-    select u.stream from messages.subscription as u where u.id = last.subscription
-  );
   v_tick messages.tick;
   v_newest messages.tick;
   v_moment record;
   v_there bigint;
   v_last bigint;
-  v_late boolean;
-  v_fresh boolean;
 begin
-  v_next.kind := 'events';
-  v_next.last_id := v_next.upto_high;
   if not last.is_last then
+    v_next.last_id := last.upto_high;
     v_next.after_id := last.last_id;
     select a.there, a.last_id into v_there, v_last from messages._ahead(v_next, quantity) as a;
   end if;
   if last.is_last or v_there = 0 then
-    v_next.seen := last.upto;
-    v_next.seen_low := last.upto_low;
-    v_next.after_id := 0;
     select t.* into v_newest
-    from messages.tick as t where t.stream = v_stream order by t.id desc limit 1;
+    from messages.tick as t
+    where t.stream = (
+      select u.stream from messages.subscription as u where u.id = last.subscription
+    )
+    order by t.id desc
+    limit 1;
     if v_newest.id > last.tick then
       select t.* into v_tick
       from messages.tick as t
-      where t.stream = v_stream
+      where t.stream = v_newest.stream
         and t.is_asked
         and t.id > last.tick
         and messages._passed(t.snapshot) > messages._passed(last.upto)
@@ -137,46 +156,35 @@ begin
       limit 1;
     end if;
     if v_tick.id is not null then
-      v_next.upto := messages._until(v_tick.snapshot, pg_snapshot_xmax(last.upto));
-      v_next.upto_low := greatest(v_tick.low, last.upto_low);
-      v_next.upto_high := v_tick.high;
+      v_next := messages._window(
+        last, messages._until(v_tick.snapshot, pg_snapshot_xmax(last.upto)),
+        greatest(v_tick.low, last.upto_low), v_tick.high
+      );
       v_next.tick := v_tick.id;
     else
-      v_next.tick := coalesce(v_newest.id, 0);
       v_moment := messages._moment(
         greatest(last.upto_low, v_newest.low),
         greatest(pg_snapshot_xmax(last.upto), pg_snapshot_xmax(v_newest.snapshot)),
         fresh
       );
-      v_next.upto_low := v_moment.low;
-      v_next.upto := v_moment.snapshot;
-      v_next.upto_high := v_moment.high;
       -- Nothing has ended since, or this transaction keeps a snapshot that is older.
-      if messages._passed(v_next.upto) <= messages._passed(last.upto) then
+      if messages._passed(v_moment.snapshot) <= messages._passed(last.upto) then
         return null;
       end if;
+      v_next := messages._window(last, v_moment.snapshot, v_moment.low, v_moment.high);
+      v_next.tick := coalesce(v_newest.id, 0);
     end if;
-    v_next.last_id := v_next.upto_high;
-    v_next.is_last := true;
-    -- Those that ran when the last window ended have all begun in it, so their ids are larger, too?
-    v_there := case
-      when pg_snapshot_xmin(last.upto) >= pg_snapshot_xmax(last.seen)
-        then v_next.upto_high - last.seen_low
-    end;
-    -- There are some, and so few ids were given meanwhile that they need not be counted?
-    if not is_ahead or v_tick.id is not null or (v_there <= quantity) is not true then
-      select a.late, a.fresh into v_late, v_fresh from messages._look_ahead(v_next) as a;
-      if not (v_late or v_fresh or v_tick.id is not null) then
-        return null;
-      end if;
-      v_there := v_next.upto_high - v_next.seen_low;
-      if v_late or (v_fresh and v_there > quantity) then
-        select a.there, a.last_id into v_there, v_last
-        from messages._ahead(v_next, quantity) as a;
-      end if;
+    -- Not more than so many: where they all are to be had, they need not be counted.
+    v_there := v_next.upto_high - v_next.after_id;
+    if v_tick.id is null and not is_ahead and not messages._is_ahead(v_next) then
+      return null;
+    end if;
+    if v_there > quantity then
+      select a.there, a.last_id into v_there, v_last from messages._ahead(v_next, quantity) as a;
     end if;
   end if;
-  v_next.is_last := v_there is null or v_there < quantity or v_last is null;
+  v_next.kind := 'events';
+  v_next.is_last := v_there < quantity or v_last is null;
   if not v_next.is_last then
     v_next.last_id := v_last;
   end if;

@@ -143,7 +143,7 @@ begin
   end if;
   -- Where publishers are silent because this subscriber or another one attends, the others are to
   -- hear of it now.
-  if v_next.after_id = 0
+  if v_next.upto::text <> v_last.upto::text
     and exists (
       select from messages.subscription as u
       where u.stream = _next_batch.subscription.stream and u.id <> _next_batch.subscription.id

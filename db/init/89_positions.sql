@@ -21,10 +21,8 @@ begin
       pg_snapshot_xmax(pg_current_snapshot()),
       (pg_current_xact_id_if_assigned()::text::bigint + 1)::text::xid8
     )
-    or not exists (
-      select from messages.origin as o
-      where o.epoch = (select max(l.epoch) from messages.origin as l)
-        and o.system_identifier = (select s.system_identifier from pg_control_system() as s)
+    or (pg_control_system()).system_identifier is distinct from (
+      select o.system_identifier from messages.origin as o order by o.epoch desc limit 1
     )
   then
     raise exception using

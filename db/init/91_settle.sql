@@ -189,8 +189,17 @@ as $$
 declare
   v_batch messages.batch;
 begin
-  perform messages._hold_batch(finish_batch.batch);
-  v_batch := messages._batch(finish_batch.batch);
+  -- One statement answers most: what cannot be so is told below.
+  select b.* into v_batch
+  from messages.batch as b
+  where b.id = finish_batch.batch
+    and b.kind <> 'position'
+    and not exists (select from messages.queue_grant)
+  for no key update;
+  if not found then
+    perform messages._hold_batch(finish_batch.batch);
+    v_batch := messages._batch(finish_batch.batch);
+  end if;
   insert into messages.batch_end (batch, is_finished)
   values (v_batch.id, true)
   on conflict on constraint batch_end_batch_pk do nothing;

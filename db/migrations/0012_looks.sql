@@ -14,7 +14,7 @@ declare
 begin
   for v_function in
     select to_regprocedure('messages.' || f.signature)
-    from (values (null)) as f (signature)
+    from (values ('_look_ahead(messages.batch)')) as f (signature)
     where to_regprocedure('messages.' || f.signature) is not null
   loop
     execute format('drop function %s', v_function);

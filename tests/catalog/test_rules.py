@@ -29,7 +29,7 @@ MAY_SET = re.compile(
 # who inserts.
 # And no one but its owner can change a table (capture, uncapture). With one the number of a lane
 # would not be inlined, which it must be to be found in an index.
-NAMES_ALL = r"messages\.(_published|wait|register|run_broker|(un)?capture|_(first_|last_)?lane)\("
+NAMES_ALL = r"messages\.(_published|wait|register|run_broker|(un)?capture|_passed|_event_table|_(first_|last_)?lane)\("
 # What pg_cron runs, it runs as who scheduled it; and only who runs it may end a session. What one
 # may see of the sessions of others is the server's to decide.
 AS_CALLER = r"messages\.((start|stop)_broker|holders|activity|cron_entries|health)\("
