@@ -13,8 +13,6 @@ create or replace function messages._pattern(pattern text)
   returns text
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select regexp_replace(
     regexp_replace(regexp_replace(pattern, '^[*]', '(*'), '(?<!\\)((?:\\\\)*)\\b', '\1\\y', 'g'),
@@ -26,8 +24,6 @@ create or replace function messages._number_error(value numeric, schema jsonb, p
   returns text
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select path || case
     when value < (schema ->> 'minimum')::numeric
@@ -47,8 +43,6 @@ create or replace function messages._string_error(value text, schema jsonb, path
   returns text
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select path || case
     when char_length(value) < (schema ->> 'minLength')::numeric
@@ -66,8 +60,6 @@ create or replace function messages._array_error(
   returns text
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_length integer := jsonb_array_length(value);
@@ -123,8 +115,6 @@ create or replace function messages._object_error(
   returns text
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_size bigint;

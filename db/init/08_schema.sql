@@ -11,8 +11,6 @@ create or replace function messages._schema_at(root jsonb, reference text)
   returns jsonb
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select root #> coalesce(
     (
@@ -29,8 +27,6 @@ create or replace function messages._has_type(value jsonb, types jsonb)
   returns boolean
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select types ? jsonb_typeof(value)
     or jsonb_typeof(value) = 'number' and types ? 'integer' and value::numeric % 1 = 0;
@@ -43,8 +39,6 @@ create or replace function messages._schema_error(
   returns text
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_part jsonb;

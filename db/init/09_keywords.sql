@@ -11,8 +11,6 @@
 create or replace function messages._check_pattern(pattern text, path text)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   perform '' ~ messages._pattern(pattern);
@@ -29,8 +27,6 @@ $$;
 create or replace function messages._check_schema(schema jsonb, root jsonb, path text)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_key text;

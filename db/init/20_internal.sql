@@ -9,8 +9,6 @@ create or replace function messages._queue(name text)
   returns messages.queue
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_queue messages.queue;
@@ -32,8 +30,6 @@ $$;
 create or replace function messages._invalid(message text, hint text default '')
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if hint = '' then
@@ -47,8 +43,6 @@ $$;
 create or replace function messages._busy(what text)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   raise exception using
@@ -61,8 +55,6 @@ $$;
 create or replace function messages._check_quantity(quantity bigint, most bigint)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if quantity is null or quantity not between 1 and most then
@@ -76,8 +68,6 @@ $$;
 create or replace function messages._check_attempts(max_attempts integer)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if max_attempts not between 1 and 1000 then
@@ -94,8 +84,6 @@ create or replace function messages._attempts_of(message messages.message, queue
   returns integer
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if message.handler_attempts < 0 then
@@ -108,8 +96,6 @@ $$;
 create or replace function messages._check_positive(name text, value interval)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if value <= interval '0' then
@@ -122,8 +108,6 @@ create or replace function messages._publishing_key(queue text)
   returns bigint
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   -- Advisory keys are shared by the whole database: the seed keeps ours apart from other people's.
@@ -138,8 +122,6 @@ create or replace function messages._backoff(base interval, most interval, attem
   returns interval
   language sql
   volatile
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select least(base * power(2, least(greatest(attempts, 1), 30) - 1), most) * (0.5 + random() / 2);
 $$;
@@ -156,8 +138,6 @@ create or replace function messages._archive(
 )
   returns setof bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   -- An index scan takes an array of keys in their order, so rows are locked in id order, which is
   -- what keeps two settlers of the same messages from a deadlock; a bitmap would take them by page.
   set enable_bitmapscan = off

@@ -10,8 +10,6 @@ create or replace function messages._count_about(relation text)
   returns bigint
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_class regclass := format('messages.%I', relation)::regclass;
@@ -36,8 +34,6 @@ create or replace function messages._common_values(
   returns setof record
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select m.value, m.share
   from pg_stats as s

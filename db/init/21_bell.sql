@@ -11,8 +11,6 @@ create or replace function messages._compact(ids bigint[])
   returns text
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   with numbered as (
     select i.id, i.id - row_number() over (order by i.id) as island
@@ -37,8 +35,6 @@ $$;
 create or replace function messages._notify(channel text, queue text, spans text)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   -- A full notification queue fails the commit, where nothing can catch it; a bell that is not rung
@@ -54,8 +50,6 @@ $$;
 create or replace function messages._ring(queue messages.queue, spans text)
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if queue.paused or queue.bell = 'off' then

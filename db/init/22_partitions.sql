@@ -13,8 +13,6 @@ create or replace function messages._partition_name(
   returns text
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select parent || '_' || to_char(day, 'YYYYMMDD');
 $$;
@@ -23,8 +21,6 @@ $$;
 create or replace function messages._make_partition(parent text, instant text, day date)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_name text := messages._partition_name(day, parent);
@@ -57,8 +53,6 @@ $$;
 create or replace function messages._make_partitions(ahead integer default null)
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set lock_timeout = '500ms'
   set timezone = 'UTC'
 as $$

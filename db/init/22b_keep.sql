@@ -10,8 +10,6 @@ create or replace function messages._longest_keep()
   returns interval
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select greatest(
     (select max(greatest(q.retention, q.retention_dead)) from messages.queue as q),
@@ -26,8 +24,6 @@ create or replace function messages._keeps(queues text[])
   returns setof messages.queue_keep
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select u.name,
     coalesce(q.retention, p.retention, l.keep),
@@ -45,8 +41,6 @@ create or replace function messages._keep_hash()
   returns bigint
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set intervalstyle = 'postgres'
 as $$
   select hashtextextended(concat_ws(
@@ -68,8 +62,6 @@ create or replace function messages._is_in_lakes(relation text)
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return relation ~ '^attempt' or not exists (
@@ -83,8 +75,6 @@ create or replace function messages._queues_of(relation text)
   returns text[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -118,8 +108,6 @@ create or replace function messages._plan_day(relation text, now timestamptz)
   returns messages.day_plan
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set timezone = 'UTC'
 as $$
 declare

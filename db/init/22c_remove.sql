@@ -13,8 +13,6 @@
 create or replace function messages._is_held(relations regclass[])
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_before text[];
@@ -43,8 +41,6 @@ $$;
 create or replace function messages._forget_redrives(plan messages.day_plan)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -65,8 +61,6 @@ $$;
 create or replace function messages._drop_day(relation text)
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set lock_timeout = '100ms'
 as $$
 declare
@@ -92,8 +86,6 @@ $$;
 create or replace function messages._drop_partitions()
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set timezone = 'UTC'
 as $$
 declare

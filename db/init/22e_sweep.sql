@@ -10,8 +10,6 @@ create or replace function messages._lake_places()
   returns pg_snapshot[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if exists (select from messages.lake as l where messages._lake_obstacle(l) is not null) then
@@ -31,8 +29,6 @@ create or replace function messages._weigh_day(
   returns record
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -71,8 +67,6 @@ create or replace function messages._sweep_blocks(
 )
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set jit = off
 as $$
 declare
@@ -116,8 +110,6 @@ create or replace function messages._sweep_brief(
 )
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

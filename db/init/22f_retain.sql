@@ -12,8 +12,6 @@ create or replace function messages._days_to_look_at(now timestamptz)
   returns setof text
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set timezone = 'UTC'
 as $$
 declare
@@ -54,8 +52,6 @@ create or replace function messages._retain_day(
 )
   returns record
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_plan messages.day_plan := messages._plan_day(relation, _retain_day.now);
@@ -110,8 +106,6 @@ create or replace function messages._retain(
 )
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set lock_timeout = '100ms'
 as $$
 declare

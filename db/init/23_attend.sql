@@ -18,8 +18,6 @@ create or replace function messages._attended_key(queue text)
   returns bigint
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   -- The insert trigger has the same expression in its condition.
@@ -31,8 +29,6 @@ $$;
 create or replace function messages._attend(key bigint, eager boolean)
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set lock_timeout = '500ms'
 as $$
 declare

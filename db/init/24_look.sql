@@ -21,8 +21,6 @@
 create or replace function messages._work_done()
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   -- Looked up each time, as a rebuilt index is another one.
@@ -42,8 +40,6 @@ $$;
 create or replace function messages._rest(work bigint, began timestamptz)
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return case when work > 30000
@@ -55,8 +51,6 @@ create or replace function messages._ms(instant timestamptz)
   returns bigint
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return floor(extract(epoch from instant) * 1000)::bigint;
@@ -68,8 +62,6 @@ $$;
 create or replace function messages._stage(queue text, due timestamptz, quantity bigint)
   returns bigint[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set jit = off
@@ -107,8 +99,6 @@ create or replace function messages._look(
 )
   returns bigint[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   -- Of a table never analysed it thinks that a queue has one row: reading all of them by their ids
   -- and sorting them looks as good as reading ten in their order.

@@ -11,8 +11,6 @@
 create or replace function messages._busy_queues(queues text[], thorough boolean)
   returns text[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set enable_bitmapscan = off

@@ -9,8 +9,6 @@ create or replace function messages._watching_key(queue text, place integer)
   returns bigint
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return hashtextextended(queue, 7305427100 + place);
@@ -46,8 +44,6 @@ comment on function messages.watch(text[], integer) is
 create or replace function messages._is_watched(queue text, places integer)
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_key bigint;

@@ -33,8 +33,6 @@ create or replace function messages._is_known(here messages.origin)
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return exists (
@@ -68,8 +66,6 @@ create or replace function messages._check_origin(here messages.origin)
   returns void
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if messages._is_foreign(here) then
@@ -85,8 +81,6 @@ $$;
 create or replace function messages._foreign(why text)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   raise exception using
@@ -100,8 +94,6 @@ create or replace function messages._check_ahead(seen pg_snapshot)
   returns void
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot()) then
@@ -116,8 +108,6 @@ create or replace function messages._database()
   returns oid
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return (select d.oid from pg_database as d where d.datname = current_database());

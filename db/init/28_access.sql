@@ -13,8 +13,6 @@ create or replace function messages._caller()
   returns text
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select coalesce(nullif(current_setting('role'), 'none'), session_user);
 $$;
@@ -24,8 +22,6 @@ create or replace function messages._has_role(role text)
   returns boolean
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select coalesce(
     pg_has_role(messages._caller()::name, to_regrole(quote_ident(role))::oid, 'usage'), false
@@ -36,8 +32,6 @@ create or replace function messages._may(queue text, act text)
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return not exists (select from messages.queue_grant as g where g.queue = _may.queue)
@@ -58,8 +52,6 @@ create or replace function messages._check_access(queue text, act text)
   returns void
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if not messages._may(queue, act) then
@@ -76,8 +68,6 @@ create or replace function messages._consents(queue text, is_named boolean)
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if is_named then
@@ -92,8 +82,6 @@ create or replace function messages._barred_queues()
   returns text[]
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select coalesce(array_agg(q.name), '{}')
   from (select distinct g.queue from messages.queue_grant as g) as q (name)
@@ -106,8 +94,6 @@ create or replace function messages._screen(ids bigint[])
   returns bigint[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_barred text[] := messages._barred_queues();

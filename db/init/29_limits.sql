@@ -10,8 +10,6 @@ create or replace function messages._excess(what text, value jsonb)
   returns text
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if jsonb_path_exists(value, '$.**{101}') then

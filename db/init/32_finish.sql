@@ -71,8 +71,6 @@ create or replace function messages._requeue(
 )
   returns timestamptz
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_delay interval := coalesce(

@@ -74,8 +74,6 @@ create or replace function messages._release(
 )
   returns setof bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
   set enable_seqscan = off
   set jit = off

@@ -17,8 +17,6 @@ create or replace function messages._dead_of(
   returns setof messages.message_archive
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set enable_sort = off

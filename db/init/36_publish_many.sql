@@ -11,8 +11,6 @@
 create or replace function messages._check_keys(name text, keys text[], messages jsonb[])
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if cardinality(keys) <> cardinality(messages) then

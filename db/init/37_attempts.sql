@@ -16,8 +16,6 @@ create or replace function messages._note_attempt(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   insert into messages.attempt (
@@ -37,8 +35,6 @@ create or replace function messages._expiry(message messages.message)
   returns text
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select format('lock of %s expired', coalesce(message.locked_by, 'an unnamed worker'));
 $$;
@@ -46,8 +42,6 @@ $$;
 create or replace function messages._check_limits(queues text[], max_attempts integer[])
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if cardinality(max_attempts) is distinct from cardinality(queues) then

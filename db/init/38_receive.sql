@@ -114,8 +114,6 @@ create or replace function messages._receive_one(
 )
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
 as $$
 declare
@@ -152,8 +150,6 @@ $$;
 create or replace function messages._forget_receipts(quantity integer)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$

@@ -15,8 +15,6 @@ create or replace function messages._schema_text(schema jsonb)
   returns text
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select case when schema not in ('null', 'true', '{}') then schema::text end;
 $$;
@@ -24,8 +22,6 @@ $$;
 create or replace function messages._mismatch(queue text, wanted text, given text, detail text)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   raise datatype_mismatch using
@@ -39,8 +35,6 @@ $$;
 create or replace function messages._check_payload_policy(type text, schema jsonb)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if type is not null and schema is not null then
@@ -61,8 +55,6 @@ create or replace function messages._check_payload(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set datestyle = 'ISO, YMD'
   set intervalstyle = 'postgres'
   set extra_float_digits = 1
@@ -111,8 +103,6 @@ $$;
 create or replace function messages._read_text(value text, type regtype)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_schema name;
@@ -146,8 +136,6 @@ create or replace function messages._arm_names(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set lock_timeout = '2s'
 as $$
 declare
@@ -180,8 +168,6 @@ $$;
 create or replace function messages._arm_payload()
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_names text[] := array(

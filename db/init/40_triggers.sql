@@ -39,8 +39,6 @@ create or replace trigger schedule
 create or replace function messages._announce_all(first_id bigint, insertion xid)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

@@ -22,8 +22,6 @@ create or replace function messages._check_unique(
 )
   returns text
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if (on_duplicate in ('keep', 'replace', 'debounce')) is not true then
@@ -74,8 +72,6 @@ create or replace function messages._take_keys(
 )
   returns bigint[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -133,8 +129,6 @@ create or replace function messages._renew(
 )
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
 as $$
 declare
@@ -174,8 +168,6 @@ $$;
 create or replace function messages._forget_keys(quantity bigint)
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$

@@ -20,8 +20,6 @@ create or replace function messages._template(
   returns messages.message
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_template messages.message;
@@ -52,8 +50,6 @@ create or replace function messages._publish_all(
 )
   returns bigint[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

@@ -16,8 +16,6 @@ create or replace function messages._fitting(
 )
   returns bigint[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -94,8 +92,6 @@ create or replace function messages._pick(
 )
   returns messages.flow_pick
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if queue.fair then
@@ -116,8 +112,6 @@ create or replace function messages._look_flow(
 )
   returns bigint[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
 as $$
 declare

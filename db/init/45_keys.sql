@@ -13,8 +13,6 @@ create or replace function messages._key_rooms(
 )
   returns setof record
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
   set plan_cache_mode = force_generic_plan
@@ -67,8 +65,6 @@ create or replace function messages._keyless(
 )
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set enable_bitmapscan = off

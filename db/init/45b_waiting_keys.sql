@@ -11,8 +11,6 @@ create or replace function messages._under_way()
   returns xid[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_snapshot constant pg_snapshot := pg_current_snapshot();
@@ -40,8 +38,6 @@ create or replace function messages._waiting_keys(
 )
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   -- As in _look(): what waits of a whole queue would be read, and sorted, for each of its keys.
   set enable_sort = off

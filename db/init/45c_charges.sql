@@ -17,8 +17,6 @@ create or replace function messages._is_far(
   returns boolean
   language plpgsql
   volatile
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return most < messages._tokens(
@@ -33,8 +31,6 @@ $$;
 create or replace function messages._book(state messages.flow_state)
   returns messages.flow_state
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
   set plan_cache_mode = force_generic_plan
@@ -109,8 +105,6 @@ create or replace function messages._charge_keys(
 )
   returns messages.flow_state
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_state messages.flow_state := state;

@@ -17,8 +17,6 @@ create or replace function messages._of_keys(
 )
   returns bigint[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set enable_bitmapscan = off
@@ -99,8 +97,6 @@ create or replace function messages._look_keys(
 )
   returns messages.flow_pick
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

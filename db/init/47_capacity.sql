@@ -18,8 +18,6 @@ create or replace function messages._count_live(
 )
   language sql
   volatile
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -50,8 +48,6 @@ $$;
 create or replace function messages._drop_oldest(queue messages.queue)
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -169,8 +165,6 @@ $$;
 create or replace function messages._arm_capacity()
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   -- It locks out whoever publishes, so it must not wait long for those who do.
   set lock_timeout = '2s'
 as $$

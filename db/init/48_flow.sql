@@ -13,8 +13,6 @@
 create or replace function messages._enter(queues text[])
   returns text[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   -- Who claims in a transaction that stays open must not hold up the others for long.
   set lock_timeout = '500ms'
@@ -69,8 +67,6 @@ create or replace function messages._tokens(
   returns integer
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_each double precision := extract(epoch from period)::double precision / rate;
@@ -88,8 +84,6 @@ create or replace function messages._pay(
   returns timestamptz
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return greatest(paid_at, instant)
@@ -101,8 +95,6 @@ $$;
 create or replace function messages._note_held(queue messages.queue, is_held boolean)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_flow messages.flow;
@@ -134,8 +126,6 @@ $$;
 create or replace function messages._ring_freed(queues text[], ids bigint[])
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   perform messages._ring(q, messages._compact(_ring_freed.ids[1:1000]))

@@ -9,8 +9,6 @@
 create or replace function messages._read_state(queue text)
   returns messages.flow_state
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
 as $$
 declare
@@ -40,8 +38,6 @@ create or replace function messages._count_running(
 )
   returns messages.flow_state
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -115,8 +111,6 @@ create or replace function messages._keep_state(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
 as $$
 begin
@@ -165,8 +159,6 @@ create or replace function messages._charge(
 )
   returns messages.flow_state
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_state messages.flow_state := state;

@@ -19,8 +19,6 @@ create or replace function messages._is_alone(queue messages.queue, queues text[
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return not exists (
@@ -40,8 +38,6 @@ create or replace function messages._leave_place(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   -- As in _enter().
   set lock_timeout = '500ms'
 as $$
@@ -71,8 +67,6 @@ create or replace function messages._have_room(
 )
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return not exists (
@@ -96,8 +90,6 @@ create or replace function messages._claim_ahead(
 )
   returns bigint[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

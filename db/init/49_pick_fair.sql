@@ -20,8 +20,6 @@ create or replace function messages._pick_fair(
   out _dry bigint[]
 )
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set enable_bitmapscan = off

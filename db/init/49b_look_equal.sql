@@ -18,8 +18,6 @@ create or replace function messages._pick_equal(
   out _ids bigint[], out _rich bigint[]
 )
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set enable_bitmapscan = off
@@ -73,8 +71,6 @@ create or replace function messages._look_equal(
 )
   returns messages.flow_pick
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_state messages.flow_state := state;

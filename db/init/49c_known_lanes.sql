@@ -18,8 +18,6 @@ create or replace function messages._known_lanes(queue text, lanes bigint[], qua
   returns bigint[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set enable_bitmapscan = off
@@ -55,8 +53,6 @@ create or replace function messages._add_lanes(
   returns bigint[]
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_start constant bigint := messages._first_lane(queue);
@@ -87,8 +83,6 @@ create or replace function messages._pick_known(
   out _ids bigint[], out _rich bigint[], out _dry bigint[]
 )
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set enable_bitmapscan = off

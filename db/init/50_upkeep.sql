@@ -96,8 +96,6 @@ comment on function messages.stage_due(integer) is
 create or replace function messages._ring_again(queue messages.queue)
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set jit = off

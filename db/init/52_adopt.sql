@@ -8,8 +8,6 @@
 create or replace function messages._note_reached()
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_here messages.origin;

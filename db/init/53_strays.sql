@@ -11,8 +11,6 @@
 create or replace function messages._reject_strays(quantity bigint)
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set enable_bitmapscan = off
@@ -75,8 +73,6 @@ $$;
 create or replace function messages._return_owned(quantity integer)
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set jit = off

@@ -15,8 +15,6 @@
 create or replace function messages._predecessors(after bigint[], on_failure text)
   returns messages.dependency[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -124,8 +122,6 @@ create or replace function messages._depend(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   insert into messages.dependency (message_id, after_id, position, on_failure, available_at, delay)

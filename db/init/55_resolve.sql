@@ -17,8 +17,6 @@ create or replace function messages._lock_dependents(
   out causes bigint[]
 )
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -86,8 +84,6 @@ create or replace function messages._resolve(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -160,8 +156,6 @@ create or replace function messages._settle_dependencies(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$

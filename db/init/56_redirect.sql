@@ -11,8 +11,6 @@
 create or replace function messages._redirect(dead bigint[], again bigint[])
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -76,8 +74,6 @@ $$;
 create or replace function messages._sweep_dependencies(quantity bigint)
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

@@ -12,8 +12,6 @@ create or replace function messages._check_type(type regtype)
   returns void
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set jit = off
 as $$
 begin
@@ -59,8 +57,6 @@ create or replace function messages._type_name(type regtype)
   returns text
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if type <> 0 then
@@ -74,8 +70,6 @@ create or replace function messages._payload_type(name text)
   returns text
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_type text;

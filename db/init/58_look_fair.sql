@@ -12,8 +12,6 @@ create or replace function messages._look_fair(
 )
   returns messages.flow_pick
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

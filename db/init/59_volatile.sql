@@ -65,8 +65,6 @@ create or replace function messages._archive_volatile(
 )
   returns setof bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_bitmapscan = off
   set enable_seqscan = off
   set enable_nestloop = off
@@ -133,8 +131,6 @@ $$;
 create or replace function messages._arm_volatile()
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set lock_timeout = '2s'
 as $$
 declare
@@ -172,8 +168,6 @@ $$;
 create or replace function messages._check_moved(queue text)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   -- By now the one table may be no child of the other any more.
@@ -194,8 +188,6 @@ create or replace function messages._volatile_count(
 )
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select coalesce(sum(c.finished), 0)::bigint, coalesce(sum(c.dropped), 0)::bigint
   from messages.volatile_count as c

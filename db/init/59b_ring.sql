@@ -13,8 +13,6 @@
 create or replace function messages._trim(queue messages.queue)
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -120,8 +118,6 @@ $$;
 create or replace function messages._arm_trim()
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set lock_timeout = '2s'
 as $$
 declare
@@ -162,8 +158,6 @@ $$;
 create or replace function messages._sweep_volatile(quantity integer)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_queue messages.queue;

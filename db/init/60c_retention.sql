@@ -54,8 +54,6 @@ create or replace function messages._weigh_queues(relation text)
   returns setof messages.retention_report
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_class regclass := format('messages.%I', relation)::regclass;
@@ -134,8 +132,6 @@ create or replace function messages._next_step(relation text, now timestamptz)
   returns text
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_plan messages.day_plan := messages._plan_day(relation, _next_step.now);

@@ -10,8 +10,6 @@ create or replace function messages._missing()
   returns text[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return array(

@@ -10,8 +10,6 @@ create or replace function messages._waits_since(queue text)
   returns timestamptz
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set enable_sort = off
@@ -52,8 +50,6 @@ create or replace function messages._guesses(
   returns setof record
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set jit = off
 as $$
   with shares as (

@@ -10,8 +10,6 @@ create or replace function messages._rolled_until(out _lake bigint, out _until t
   returns setof record
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select p.lake,
     -- An export takes what its snapshot saw, which is some time before it was committed.
@@ -33,8 +31,6 @@ create or replace function messages._finished(
   returns setof messages.throughput_report
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set plan_cache_mode = force_custom_plan
   set enable_seqscan = off
   set enable_bitmapscan = off

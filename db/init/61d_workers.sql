@@ -62,8 +62,6 @@ comment on function messages.forget_worker(text) is
 create or replace function messages._forget_workers(quantity integer)
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_forgotten integer;

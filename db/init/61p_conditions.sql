@@ -9,8 +9,6 @@ create or replace function messages._conditions(conditions jsonb, states text[])
   returns messages.search_conditions
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_known text[] := array[
@@ -70,8 +68,6 @@ create or replace function messages._payload_matches(message jsonb, path jsonpat
   returns boolean
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set timezone = 'UTC'
 as $$
   select jsonb_path_match_tz(message, path, '{}', true);
@@ -82,8 +78,6 @@ create or replace function messages._short(message jsonb)
   returns jsonb
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select case when pg_column_size(message) <= 1000 then message end;
 $$;

@@ -11,8 +11,6 @@ create or replace function messages._few_live(c messages.search_conditions)
   returns bigint[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

@@ -11,8 +11,6 @@ create or replace function messages._archived_queues()
   returns text[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -47,8 +45,6 @@ create or replace function messages._archive_window(
 )
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

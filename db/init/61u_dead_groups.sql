@@ -19,8 +19,6 @@ create or replace function messages._group_dead(
 )
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -81,8 +79,6 @@ create or replace function messages._merge_groups(
   returns messages.dead_group[]
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set jit = off
 as $$
   with summed as (

@@ -22,8 +22,6 @@ create or replace function messages._find_dead(
 )
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_hashjoin = off
   set enable_mergejoin = off
@@ -55,8 +53,6 @@ create or replace function messages._step(found bigint[], done bigint, at timest
   returns messages.step_report
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select cardinality(found)::bigint, done, at, id, at is null;
 $$;

@@ -9,8 +9,6 @@ create or replace function messages._state_of(id bigint)
   returns messages.relative_report
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$

@@ -14,8 +14,6 @@ create or replace function messages._needs_row(filter jsonpath)
   returns boolean
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   -- As the server writes a path, each name is quoted.
   select filter::text ~ '\$"|\.datetime\(';
@@ -27,8 +25,6 @@ create or replace function messages._is_indexed(filter jsonpath)
   returns boolean
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select filter::text ~ ' == ' and not messages._needs_row(filter) and exists (
     select
@@ -46,8 +42,6 @@ create or replace function messages._matching(queue text, filter jsonpath)
   returns bigint[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_indexscan = off
   -- Which _look() has switched off, and that holds for what it calls.
@@ -74,8 +68,6 @@ create or replace function messages._found_by_index(
   returns bigint[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = on
   set jit = off
@@ -108,8 +100,6 @@ create or replace function messages._matches(message messages.message, filter js
   returns boolean
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   -- A date is compared with an instant as the one at which it begins there.
   set timezone = 'UTC'
 as $$
@@ -134,8 +124,6 @@ $$;
 create or replace function messages._check_filter(filter jsonpath)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_quoted text;

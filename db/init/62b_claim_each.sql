@@ -9,8 +9,6 @@
 create or replace function messages._check_filters(queues text[], filters jsonpath[])
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if queues is null or queues = '{}' or array_position(queues, null) is not null then
@@ -43,8 +41,6 @@ create or replace function messages._claim_each(
 )
   returns setof messages.message
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_left integer := quantity;

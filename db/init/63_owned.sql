@@ -17,8 +17,6 @@
 create or replace function messages._own_session()
   returns text
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   -- It may have it from a transaction that was rolled back: such a lock stays.
@@ -52,8 +50,6 @@ $$;
 create or replace function messages._leave_owned()
   returns bigint[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_owned text := coalesce(current_setting('notifyq.owned', true), '');

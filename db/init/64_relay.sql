@@ -13,8 +13,6 @@
 create or replace function messages._relay_self()
   returns uuid
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if not exists (select from messages.relay_self) then

@@ -12,8 +12,6 @@ create or replace function messages._report(id bigint)
   returns messages.message_report
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

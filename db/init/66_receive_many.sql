@@ -10,8 +10,6 @@ create or replace function messages._check_receipts(source text, places text[])
   returns void
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$

@@ -25,8 +25,6 @@ create or replace function messages._archive_event(
 )
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_id bigint := nextval('messages.message_id_seq');
@@ -49,8 +47,6 @@ $$;
 create or replace function messages._deliver_again(ids bigint[])
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_dead messages.message_archive;

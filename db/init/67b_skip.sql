@@ -14,8 +14,6 @@ create or replace function messages._events_after(last messages.batch, most bigi
   returns bigint
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_next messages.batch := last;
@@ -36,8 +34,6 @@ create or replace function messages._open_batches(subscription bigint)
   returns setof messages.batch
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
 as $$
   select b.*
@@ -52,8 +48,6 @@ $$;
 create or replace function messages._take_back(batch messages.batch)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   insert into messages.batch_end (batch, is_finished) values (batch.id, false);
@@ -75,8 +69,6 @@ create or replace function messages._skip_events(
 )
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
 as $$
 declare
@@ -155,8 +147,6 @@ $$;
 create or replace function messages._skip_behind(quantity bigint, fresh bigint default null)
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_stream messages.stream;

@@ -16,8 +16,6 @@ create or replace function messages._matches_event(event messages.batch_event, f
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_message messages.message;
@@ -43,8 +41,6 @@ create or replace function messages._move_events(
 )
   returns void
   language sql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   insert into messages.message (queue, message, type, key, headers, lock_token)
   select _move_events.queue, e.message, e.type, e.key,
@@ -62,8 +58,6 @@ create or replace function messages._move_singly(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_event messages.batch_event;
@@ -95,8 +89,6 @@ create or replace function messages._forward_batch(
 )
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_subscription messages.subscription;
@@ -158,8 +150,6 @@ create or replace function messages._forward_one(
 )
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_moved integer := 0;

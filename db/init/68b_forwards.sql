@@ -16,8 +16,6 @@ create or replace function messages._forward_into(
 )
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -43,8 +41,6 @@ $$;
 create or replace function messages._fetch_forwards(queues text[], quantity integer)
   returns integer
   language sql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select messages._forward_into(queues, greatest(quantity, 100));
 $$;
@@ -53,8 +49,6 @@ $$;
 create or replace function messages._ring_forwards(stream messages.stream)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   perform messages._ring(q, '')

@@ -12,8 +12,6 @@
 create or replace function messages._check_name(kind text, name text)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if name is null
@@ -32,8 +30,6 @@ $$;
 create or replace function messages._check_policy(queue messages.queue)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   perform messages._check_name('queue', queue.name);
@@ -76,8 +72,6 @@ $$;
 create or replace function messages._await_claims(queue text)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   -- Whoever comes meanwhile waits as well.
   set lock_timeout = '2s'
 as $$
@@ -96,8 +90,6 @@ $$;
 create or replace function messages._keep_flow(queue messages.queue)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if queue.is_limited then

@@ -83,8 +83,6 @@ comment on function messages.audit_list(bigint, text, text, text, integer, times
 create or replace function messages._forget_audit(quantity integer)
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
 as $$
 declare

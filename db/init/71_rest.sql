@@ -14,8 +14,6 @@
 create or replace function messages._await_drop(queue text)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   perform messages._check_access(queue, 'publish into');

@@ -26,8 +26,6 @@ $$;
 create or replace function messages._arm()
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   -- It locks out whoever publishes or claims, so it must not wait long for those who do.
   set lock_timeout = '2s'
 as $$

@@ -69,8 +69,6 @@ create or replace function messages._dry_for(
   returns interval
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_tokens integer := messages._tokens(paid_at, instant, rate, period, burst);
@@ -155,8 +153,6 @@ comment on function messages.token_in(text[], interval) is
 create or replace function messages._sweep_flow(quantity integer)
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$

@@ -12,8 +12,6 @@ create or replace function messages._stream(name text)
   returns messages.stream
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_stream messages.stream;
@@ -35,8 +33,6 @@ $$;
 create or replace function messages._check_stream(stream messages.stream)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if stream.name is null then

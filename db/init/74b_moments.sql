@@ -11,8 +11,6 @@ create or replace function messages._present()
   returns pg_snapshot
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_snapshot pg_snapshot := pg_current_snapshot();
@@ -36,8 +34,6 @@ create or replace function messages._until(snapshot pg_snapshot, until xid8)
   returns pg_snapshot
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   -- Most ask in vain, and a statement costs several times what this does.
@@ -78,8 +74,6 @@ create or replace function messages._last_event_id()
   returns bigint
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return (
@@ -94,8 +88,6 @@ create or replace function messages._fresh_low()
   returns bigint
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if pg_current_xact_id_if_assigned() is null
@@ -122,8 +114,6 @@ create or replace function messages._moment(
 )
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_until xid8 := known_until;

@@ -16,8 +16,6 @@
 create or replace function messages._spare_segment(durable boolean)
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_segment messages.segment;
@@ -53,8 +51,6 @@ $$;
 create or replace function messages._make_segment(durable boolean)
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 #variable_conflict use_column
 declare
@@ -87,8 +83,6 @@ $$;
 create or replace function messages._open_segment(stream messages.stream, segment bigint)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   update messages.segment as s
@@ -113,8 +107,6 @@ $$;
 create or replace function messages._rotate(stream messages.stream)
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_segment messages.segment;

@@ -9,8 +9,6 @@
 create or replace function messages._witnesses()
   returns text[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return array(
@@ -31,8 +29,6 @@ $$;
 create or replace function messages._seal(segment messages.segment)
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_table text := messages._event_table(segment.id);
@@ -72,8 +68,6 @@ $$;
 create or replace function messages._free(segment messages.segment)
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_table text := messages._event_table(segment.id);

@@ -11,8 +11,6 @@ create or replace function messages._stream_key(stream text)
   returns bigint
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return hashtextextended(stream, 7305427005);
@@ -22,8 +20,6 @@ $$;
 create or replace function messages._ring_stream(stream messages.stream)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   -- A full notification queue fails the commit, where nothing can catch it.
@@ -43,8 +39,6 @@ create or replace function messages._check_plain(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if priority <> 0 or is_later or is_bound or max_attempts is not null then
@@ -64,8 +58,6 @@ create or replace function messages._check_events(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_bytes integer;
@@ -103,9 +95,9 @@ end;
 $$;
 
 -- One event for each payload, in their order, which is that of the rows of unnest(). It stands in a
--- select list: in a from clause its rows would all be stored before the first one is read. The key
--- is asked for after the rows are written: by then the transaction has its number, and whoever
--- stops attending waits for its end.
+-- select list: in a from clause its rows would all be stored before the first one is read. Ids are
+-- drawn once the transaction has its number, which is what readers go by; and whoever stops
+-- attending waits for the end of those that have one, so the key is asked for after that, too.
 create or replace function messages._publish_events(
   name text,
   payloads jsonb[],
@@ -116,22 +108,21 @@ create or replace function messages._publish_events(
 )
   returns bigint[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
-#variable_conflict use_column
 declare
   v_stream messages.stream := messages._stream(name);
   v_ids bigint[];
 begin
   perform messages._check_events(v_stream, payloads, headers, is_allowed);
-  with published as (
-    insert into messages.event (segment, type, key, message, headers)
-    select v_stream.segment, _publish_events.type, p.key, p.payload, coalesce(headers, '{}')
-    from (select unnest(payloads) as payload, unnest(keys) as key) as p
-    returning id
-  )
-  select array_agg(p.id) into v_ids from published as p;
+  perform pg_current_xact_id();
+  v_ids := array(
+    select nextval('messages.event_id_seq') from generate_series(1, cardinality(payloads))
+  );
+  insert into messages.event (id, segment, type, key, message, headers)
+  select p.id, v_stream.segment, _publish_events.type, p.key, p.payload, coalesce(headers, '{}')
+  from (
+    select unnest(v_ids) as id, unnest(payloads) as payload, unnest(keys) as key
+  ) as p;
   if v_stream.bell = 'always'
     or pg_try_advisory_xact_lock_shared(messages._stream_key(v_stream.name))
   then

@@ -15,8 +15,6 @@ create or replace function messages._segments(batch messages.batch)
   returns bigint[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return (
@@ -36,8 +34,6 @@ create or replace function messages._late(batch messages.batch)
   returns xid8[]
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if pg_snapshot_xmin(batch.seen) = pg_snapshot_xmax(batch.seen) then
@@ -57,8 +53,6 @@ create or replace function messages._window(
   returns messages.batch
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_next messages.batch := last;
@@ -102,8 +96,6 @@ create or replace function messages._window_query(
   returns text
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   -- So many rows are read sooner than the longer query is planned.

@@ -11,8 +11,6 @@ create or replace function messages._is_ahead(batch messages.batch)
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -85,8 +83,6 @@ create or replace function messages._ahead(
 )
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

@@ -12,8 +12,6 @@ create or replace function messages._is_open(batch messages.batch)
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return batch.kind <> 'position'
@@ -26,8 +24,6 @@ create or replace function messages._may_hold(subscription bigint, member text, 
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -56,8 +52,6 @@ create or replace function messages._glance(
 )
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$

@@ -11,8 +11,6 @@ create or replace function messages._subscription(stream text, subscriber text)
   returns messages.subscription
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_stream messages.stream;
@@ -50,8 +48,6 @@ create or replace function messages._batch(id bigint)
   returns messages.batch
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_batch messages.batch;
@@ -80,8 +76,6 @@ create or replace function messages._open_batch(id bigint)
   returns messages.batch
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_batch messages.batch;
@@ -119,8 +113,6 @@ create or replace function messages._next_events(
   returns messages.batch
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -195,8 +187,6 @@ $$;
 create or replace function messages._add_batch(batch messages.batch, last bigint, member text)
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 #variable_conflict use_column
 declare

@@ -17,8 +17,6 @@ create or replace function messages._held_batch(
 )
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set jit = off
@@ -55,8 +53,6 @@ $$;
 create or replace function messages._retry_batch(last messages.batch, quantity integer, member text)
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -108,8 +104,6 @@ create or replace function messages._next_batch(
 )
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_last messages.batch;

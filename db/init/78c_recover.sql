@@ -18,8 +18,6 @@ create or replace function messages._newest_batch(subscription bigint, member te
   returns messages.batch
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set jit = off
@@ -48,8 +46,6 @@ create or replace function messages._scatter(
 )
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 #variable_conflict use_column
 declare

@@ -9,8 +9,6 @@ create or replace function messages._lake(id bigint)
   returns messages.lake
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_lake messages.lake;
@@ -71,8 +69,6 @@ create or replace function messages._lake_obstacle(lake messages.lake)
   returns text
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   perform messages.snapshot_of(lake.place);

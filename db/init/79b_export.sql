@@ -57,8 +57,6 @@ create or replace function messages._archive_part(
   returns messages.archive_part
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
   set timezone = 'UTC'

@@ -11,8 +11,6 @@ create or replace function messages._is_exported(lake messages.lake, relation te
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$

@@ -11,8 +11,6 @@ create or replace function messages._refuse_cron(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   perform messages._invalid(
@@ -39,8 +37,6 @@ create or replace function messages._cron_number(word text, lowest integer, name
   returns integer
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if word ~ '^\d{1,2}$' then
@@ -58,8 +54,6 @@ create or replace function messages._cron_values(
 )
   returns integer[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_term text;
@@ -128,8 +122,6 @@ $$;
 create or replace function messages._cron_fields(cron text)
   returns text[]
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_cron text := lower(btrim(cron, e' \t\r\n'));
@@ -164,8 +156,6 @@ $$;
 create or replace function messages._cron_every(cron text)
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_text text := (regexp_match(btrim(cron, e' \t\r\n'), '^@every\s+(.+)$', 'i'))[1];

@@ -13,8 +13,6 @@ create or replace function messages._shown(at timestamptz, timezone text)
   returns timestamptz
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set timezone = 'UTC'
 as $$
 begin
@@ -28,8 +26,6 @@ create or replace function messages._instants(shown timestamptz, timezone text)
   returns timestamptz[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set timezone = 'UTC'
 as $$
 declare
@@ -53,8 +49,6 @@ create or replace function messages._clock_change(around timestamptz, timezone t
   returns timestamptz
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set timezone = 'UTC'
 as $$
 declare
@@ -82,8 +76,6 @@ create or replace function messages._next_day(
   returns date
   language plpgsql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_first date := day;
@@ -137,8 +129,6 @@ create or replace function messages._next_shown(shown timestamptz, fields text[]
   returns timestamptz
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set timezone = 'UTC'
 as $$
 declare

@@ -14,8 +14,6 @@ create or replace function messages._next_passing(
   returns timestamptz
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_shown timestamptz := messages._shown(later_than, timezone);
@@ -56,8 +54,6 @@ create or replace function messages._next_fixed(
   returns timestamptz
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_shown timestamptz := messages._shown(later_than, timezone);
@@ -141,8 +137,6 @@ create or replace function messages._cron_around(
   returns timestamptz[]
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set timezone = 'UTC'
 as $$
 declare

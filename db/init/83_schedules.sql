@@ -9,8 +9,6 @@
 create or replace function messages._check_schedule(schedule messages.schedule)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_queue messages.queue := messages._queue(schedule.queue);
@@ -66,8 +64,6 @@ $$;
 create or replace function messages._timezone(name text)
   returns text
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_name text := (

@@ -9,8 +9,6 @@
 create or replace function messages._schedule_named(name text)
   returns messages.schedule
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_schedule messages.schedule;

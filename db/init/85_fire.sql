@@ -9,8 +9,6 @@
 create or replace function messages._publish_due(schedule messages.schedule, due timestamptz[])
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   -- So that a time reads the same whoever fires.
   set timezone = 'UTC'
 as $$
@@ -48,8 +46,6 @@ $$;
 create or replace function messages._fire(schedule messages.schedule, until timestamptz)
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_around timestamptz[] := messages._cron_around(

@@ -18,8 +18,6 @@ create or replace function messages._check_load_owner(what text, name text, owne
   returns void
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if messages._has_role(owner) or messages._has_role('notifyq_admin') then
@@ -36,8 +34,6 @@ $$;
 create or replace function messages._check_target(queue text)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_stream messages.stream;

@@ -10,8 +10,6 @@
 create or replace function messages._check_staged(load text, attempts bigint[], counts bigint[])
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -54,8 +52,6 @@ $$;
 create or replace function messages._publish_staged_events(stream text, attempts bigint[])
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$

@@ -9,8 +9,6 @@
 create or replace function messages._publish_staged(attempts bigint[])
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set enable_hashjoin = off

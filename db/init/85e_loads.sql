@@ -9,8 +9,6 @@
 create or replace function messages._try_staged(attempt bigint, first bigint, last bigint)
   returns text
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -137,8 +135,6 @@ comment on function messages.drop_load(text) is
 create or replace function messages._sweep_loads(quantity bigint)
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set jit = off

@@ -63,8 +63,6 @@ create or replace function messages._replay_staged(
 )
   returns messages.replay_report
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_nestloop = on
   set jit = off

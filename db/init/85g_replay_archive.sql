@@ -136,8 +136,6 @@ comment on function messages.replay_counts(
 create or replace function messages._forget_loads(quantity bigint)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set jit = off
 as $$
 declare

@@ -16,8 +16,6 @@ create or replace function messages._obstacle(registered messages.subscriber_pro
   returns text
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_name text[] := parse_ident(registered.procedure);

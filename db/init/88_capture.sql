@@ -22,8 +22,6 @@ create or replace function messages._publish_changes(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set jit = off
 as $$
 declare

@@ -16,8 +16,6 @@ create or replace function messages._publish_captured(
 )
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_owner name;
@@ -117,8 +115,6 @@ create or replace function messages._check_captured(stream text)
   returns void
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_relations text := (

@@ -12,8 +12,6 @@ create or replace function messages._check_position(seen pg_snapshot)
   returns void
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   -- This transaction may have taken it, and put its own number in.
@@ -40,8 +38,6 @@ create or replace function messages._cut_tick(
 )
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 #variable_conflict use_column
 declare
@@ -91,8 +87,6 @@ comment on function messages.tick(text) is
 create or replace function messages._place(stream messages.stream, place text)
   returns messages.batch
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_place messages.batch;

@@ -53,8 +53,6 @@ comment on function messages.subscribe(text, text, text) is
 create or replace function messages._set_position(subscription bigint, place messages.batch)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_open bigint[];
@@ -110,8 +108,6 @@ comment on function messages.seek(text, text, text) is
 create or replace function messages._end_subscription(subscription bigint)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   delete from messages.subscription as u where u.id = _end_subscription.subscription;

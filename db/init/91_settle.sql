@@ -12,8 +12,6 @@
 create or replace function messages._hold_batch(id bigint)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   perform from messages.batch as b where b.id = _hold_batch.id for no key update;
@@ -24,8 +22,6 @@ create or replace function messages._event_of(batch messages.batch, event bigint
   returns messages.batch_event
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_event messages.batch_event;
@@ -53,8 +49,6 @@ create or replace function messages._has_outcome(batch messages.batch, event big
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return exists (

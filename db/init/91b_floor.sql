@@ -10,8 +10,6 @@ create or replace function messages._last_batch(subscription bigint)
   returns messages.batch
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set jit = off
@@ -33,8 +31,6 @@ create or replace function messages._floor(subscription bigint)
   returns bigint
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return (
@@ -63,8 +59,6 @@ create or replace function messages._needs(subscription bigint, segment messages
   returns boolean
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

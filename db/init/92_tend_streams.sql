@@ -10,8 +10,6 @@
 create or replace function messages._forget_batches(subscription bigint, quantity integer)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -38,8 +36,6 @@ $$;
 create or replace function messages._forget_ticks(stream bigint, quantity integer)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   delete from messages.tick as t
@@ -64,8 +60,6 @@ $$;
 create or replace function messages._tick_idle(stream messages.stream, fresh bigint)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -112,8 +106,6 @@ $$;
 create or replace function messages._tend_segments(stream messages.stream)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_segment messages.segment;
@@ -145,8 +137,6 @@ $$;
 create or replace function messages._tend_streams(fresh bigint)
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_stream messages.stream;

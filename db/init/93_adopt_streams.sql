@@ -11,8 +11,6 @@
 create or replace function messages._adopt_streams()
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 #variable_conflict use_column
 begin

@@ -49,8 +49,6 @@ create or replace function messages._unread(subscription bigint)
   returns messages.batch
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_unread messages.batch;
@@ -82,8 +80,6 @@ create or replace function messages._first_unread_at(unread messages.batch)
   returns timestamptz
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   unread.last_id := (messages._ahead(unread, 1)).last_id;

@@ -11,8 +11,6 @@ create or replace function messages._batch_query(batch messages.batch)
   returns text
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   if batch.kind = 'retries' then
@@ -41,8 +39,6 @@ create or replace function messages._events(batch messages.batch)
   returns setof messages.batch_event
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off

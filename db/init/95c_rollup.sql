@@ -64,8 +64,6 @@ create or replace function messages._merge_histograms(
 )
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select coalesce(array_agg(b.bin order by b.bin), '{}'),
     coalesce(array_agg(b.n order by b.bin), '{}')
@@ -83,8 +81,6 @@ $$;
 create or replace function messages._add_rollup(rows messages.rollup[])
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set jit = off
 as $$
 declare
@@ -122,8 +118,6 @@ $$;
 create or replace function messages._add_rollup_errors(rows messages.rollup_error[])
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -169,8 +163,6 @@ $$;
 create or replace function messages._add_rollup_workers(rows messages.rollup_worker[])
   returns void
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$

@@ -14,8 +14,6 @@
 create or replace function messages._fold_rollup(lake bigint, most integer)
   returns integer
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_limit timestamptz := date_trunc('day', clock_timestamp() - interval '35 days', 'UTC');

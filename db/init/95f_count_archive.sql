@@ -17,8 +17,6 @@ create or replace function messages._count_archive(
   returns setof messages.rollup
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set jit = off
 as $$
   with counted as materialized (

@@ -9,8 +9,6 @@ create or replace function messages._rollup_lake(lake bigint)
   returns bigint
   language plpgsql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_lakes bigint[];
@@ -34,8 +32,6 @@ create or replace function messages._bin_span(bin integer, most_us bigint)
   returns interval
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select case
     when bin is null then null

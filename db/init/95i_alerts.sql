@@ -15,8 +15,6 @@ create or replace function messages._rolled_hours(
   returns setof messages.hour_report
   language sql
   stable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
   set jit = off
 as $$
   with rolled as materialized (

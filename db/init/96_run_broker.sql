@@ -11,8 +11,6 @@ create or replace function messages._broker_key(role text, kind integer)
   returns bigint
   language sql
   immutable
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
   select hashtextextended(role, 7305427000 + kind);
 $$;
@@ -23,8 +21,6 @@ create or replace function messages._holder(key bigint, role text)
   returns integer
   language plpgsql
   volatile
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   perform pg_stat_clear_snapshot();
@@ -51,8 +47,6 @@ $$;
 create or replace function messages._take_place(role text)
   returns bigint
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_key bigint := messages._broker_key(role, 11);
@@ -83,8 +77,6 @@ $$;
 create or replace function messages._is_stopped(role text)
   returns boolean
   language plpgsql
-  security definer
-  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_key bigint := messages._broker_key(role, 12);

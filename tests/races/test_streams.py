@@ -274,7 +274,7 @@ class Script:
             await self._read_all(self._reader, name, 3)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(54, 60))
 async def test_whatever_the_interleaving_what_is_committed_is_read_once(
     connection: Connection, connect: Connect, seed: int
 ) -> None:
