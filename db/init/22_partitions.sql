@@ -21,6 +21,8 @@ $$;
 create or replace function messages._make_partition(parent text, instant text, day date)
   returns void
   language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_name text := messages._partition_name(day, parent);

@@ -14,6 +14,8 @@
 create or replace function messages._compact_day(relation text, now timestamptz)
   returns bigint
   language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
   set lock_timeout = '100ms'
   set timezone = 'UTC'
   set jit = off

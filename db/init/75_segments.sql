@@ -51,6 +51,8 @@ $$;
 create or replace function messages._make_segment(durable boolean)
   returns bigint
   language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
 as $$
 #variable_conflict use_column
 declare
