@@ -43,6 +43,7 @@ declare
   v_now timestamptz;
   v_attempts integer;
   v_began timestamptz;
+  v_ahead integer;
 begin
   perform messages._check_quantity(claim.quantity, 10000);
   perform messages._check_positive('lock_timeout', claim.lock_timeout);
@@ -99,16 +100,14 @@ begin
       if v_entered is null and messages._is_alone(v_queue, v_names) then
         v_began := clock_timestamp();
         begin
-          v_ids := messages._claim_ahead(
+          return query
+          select a.*
+          from messages._claim_ahead(
             v_queue, v_left, claim.lock_timeout, claim.worker, claim.filter, claim.thorough,
             v_attempts
-          );
-          return query
-          select m.*
-          from messages.message as m
-          where m.id = any (v_ids)
-          order by m.priority desc, m.id;
-          v_left := v_left - cardinality(v_ids);
+          ) as a;
+          get diagnostics v_ahead = row_count;
+          v_left := v_left - v_ahead;
           exit when v_left = 0;
           continue;
         exception

@@ -129,7 +129,9 @@ begin
   if v_before is null then
     return v_ids;
   end if;
-  v_state := messages._book(messages._count_running(queue, quantity, v_before, '{}', 0));
+  v_state := messages._book(
+    messages._count_running(queue, quantity, v_before, '{}', '{}', '{}', 0)
+  );
   v_room := least(quantity, queue.concurrency - cardinality(v_state.running));
   if queue.rate is not null then
     v_tokens := messages._tokens(

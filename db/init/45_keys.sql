@@ -56,6 +56,22 @@ begin
 end;
 $$;
 
+-- Whether each of these keys may have so many messages. Only after _book().
+create or replace function messages._have_room(
+  queue messages.queue, keys text[], quantities integer[]
+)
+  returns boolean
+  language plpgsql
+as $$
+begin
+  return not exists (
+    select from messages._key_rooms(queue, keys, '{}', '{}') as r
+    join unnest(keys, quantities) as k (key, quantity) on k.key = r._key
+    where k.quantity > r._room
+  );
+end;
+$$;
+
 -- Of the next 1000 messages of a queue behind a place, those without a key: they are in no index of
 -- their own, as all messages of queues without limits would have to be in it. _place is where to go
 -- on; null: from the start.

@@ -32,9 +32,10 @@ $$;
 -- Know what runs as well as matters: with quantity more, none of the limits may be exceeded. Far
 -- from them it is enough how many were handed out since all that is locked was counted; as they
 -- come near their ids are kept, and those that are locked no more taken out. new has been claimed
--- ahead, by this transaction, most of one key.
+-- ahead, by this transaction: so many of each of these keys, most of one.
 create or replace function messages._count_running(
-  queue messages.queue, quantity integer, state messages.flow_state, new bigint[], most integer
+  queue messages.queue, quantity integer, state messages.flow_state, new bigint[], keys text[],
+  tokens integer[], most integer
 )
   returns messages.flow_state
   language plpgsql
@@ -51,6 +52,9 @@ declare
     v_now not between state.counted_at and state.counted_at + interval '5 seconds'
     or state.unlisted > 0
     and state.unlisted + cardinality(state.running) + 4 * quantity > v_limit;
+  v_first bigint := -9223372036854775807;
+  v_last bigint := 9223372036854775807;
+  v_others bigint[] := array[]::bigint[];
 begin
   if v_limit is null then
     v_state.running := '{}';
@@ -63,31 +67,44 @@ begin
     or cardinality(state.running) + quantity > queue.key_concurrency
     and most > queue.key_concurrency - state.most
   then
+    -- Now and then all that is locked: what was claimed without a limit counts as well. Else what
+    -- was handed out at about the same time, which lies close together; the others by their ids.
+    if not v_is_full then
+      v_last := (select max(r.id) from unnest(state.running) as r (id));
+      v_first := v_last - 4 * cardinality(state.running);
+      v_others := array(select r.id from unnest(state.running) as r (id) where r.id < v_first);
+    end if;
     with held as materialized (
-      select m.id, m.key
-      from messages.message as m
-      where not v_is_full
-        and m.id = any (state.running || _count_running.new)
-        -- Not a condition on the state itself, see _archive().
-        and (m.state = 'locked') is true
-      union all
-      -- Now and then all that is locked: what was claimed without a limit counts as well.
-      select m.id, m.key
-      from messages.message as m
-      where v_is_full
-        and m.state = 'locked'
-        and m.queue = _count_running.queue.name
+      select l.id, l.key
+      from (
+        select m.id, m.key
+        from messages.message as m
+        where m.id between v_first and v_last
+          and m.state = 'locked'
+          and m.queue = _count_running.queue.name
+        union all
+        select m.id, m.key
+        from messages.message as m
+        where m.id = any (v_others)
+          -- Not a condition on the state itself, see _archive().
+          and (m.state = 'locked') is true
+      ) as l
+      -- A hash of them, whatever number it thinks that they are.
+      where l.id not in (select n.id from unnest(_count_running.new) as n (id))
     )
-    select array(
-        select h.id
-        from held as h
-        where not exists (
-          select from unnest(_count_running.new) as n (id) where n.id = h.id
-        )
-      ),
+    select array(select h.id from held as h),
       case when queue.key_concurrency is null then 1000000000 else (
         select coalesce(max(k.quantity), 0)::integer - most
-        from (select count(h.key) as quantity from held as h group by h.key) as k
+        from (
+          select sum(c.quantity) as quantity
+          from (
+            select h.key, count(*) as quantity from held as h group by h.key
+            union all
+            select n.key, n.quantity from unnest(keys, tokens) as n (key, quantity)
+          ) as c
+          where c.key is not null
+          group by c.key
+        ) as k
       ) end
     into v_state.running, v_state.most;
     if v_is_full then

@@ -9,7 +9,7 @@
 -- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts,
 --          handler_attempts), messages.flow (row locks)
 -- calls:   messages._read_state, messages._count_running, messages._pick, messages._look,
---          messages._charge, messages._keep_state, messages._note_held, messages._key_rooms,
+--          messages._charge, messages._keep_state, messages._note_held, messages._have_room,
 --          messages._tokens, messages._is_far, messages._book
 -- raises:  nothing but lock_not_available
 
@@ -61,24 +61,67 @@ begin
 end;
 $$;
 
--- Whether each of these keys may have so many messages. Only after _book().
-create or replace function messages._have_room(
-  queue messages.queue, keys text[], quantities integer[]
+-- What was claimed ahead gets its turn: so many of each of these keys, and most of one. Where it
+-- cannot be told that all is within the limits it raises lock_not_available.
+create or replace function messages._take_turn(
+  queue messages.queue, picked messages.flow_state, ids bigint[], keys text[], tokens integer[],
+  most integer
 )
-  returns boolean
+  returns void
   language plpgsql
+  set enable_seqscan = off
 as $$
+declare
+  v_before messages.flow_state;
+  v_state messages.flow_state;
 begin
-  return not exists (
-    select from messages._key_rooms(queue, keys, '{}', '{}') as r
-    join unnest(keys, quantities) as k (key, quantity) on k.key = r._key
-    where k.quantity > r._room
-  );
+  perform from messages.flow as f
+  where f.queue = _take_turn.queue.name
+    and f.part = 'claim'
+  for update;
+  -- As the claims before this one have left it.
+  v_before := messages._read_state(queue.name);
+  if v_before is null then
+    raise lock_not_available;
+  end if;
+  v_state := v_before;
+  if queue.concurrency is not null or queue.key_concurrency is not null then
+    v_state := messages._count_running(
+      queue, cardinality(ids), v_before, ids, keys, tokens, most
+    );
+  end if;
+  if cardinality(ids) > queue.concurrency - cardinality(v_state.running)
+    or queue.rate is not null and cardinality(ids) > messages._tokens(
+      v_state.paid_at, clock_timestamp(), queue.rate, queue.rate_period, queue.rate_burst
+    )
+    -- Where all that runs is less than a key may have, so is what runs of each.
+    or cardinality(ids) > queue.key_concurrency - cardinality(v_state.running)
+    and most > queue.key_concurrency - v_state.most
+  then
+    raise lock_not_available;
+  end if;
+  if queue.key_rate is not null and not messages._is_far(queue, v_state, most) then
+    v_state := messages._book(v_state);
+    if not messages._have_room(queue, keys, tokens) then
+      raise lock_not_available;
+    end if;
+  end if;
+  v_state := messages._charge(queue, ids, v_state, most, keys, tokens);
+  -- Where to go on is known from before the turn, what was handed out from within it.
+  v_state.natural_look := picked.natural_look;
+  v_state.after_lane := picked.after_lane;
+  v_state.lanes := picked.lanes;
+  v_state.round := picked.round;
+  v_state.had := picked.had;
+  v_state.walk_at := picked.walk_at;
+  v_state.place := picked.place;
+  perform messages._keep_state(v_before, v_state, true);
+  perform messages._note_held(queue, false);
 end;
 $$;
 
--- The ids of what was claimed from a queue. Where it cannot be told that all is within the limits
--- it raises lock_not_available: then the turn must come first.
+-- What was claimed from a queue. Where it cannot be told that all is within the limits it raises
+-- lock_not_available: then the turn must come first.
 create or replace function messages._claim_ahead(
   queue messages.queue,
   quantity integer,
@@ -88,7 +131,7 @@ create or replace function messages._claim_ahead(
   thorough boolean,
   max_attempts integer
 )
-  returns bigint[]
+  returns setof messages.message
   language plpgsql
   set enable_seqscan = off
   set enable_bitmapscan = off
@@ -98,20 +141,13 @@ create or replace function messages._claim_ahead(
   set lock_timeout = '500ms'
 as $$
 declare
-  v_before messages.flow_state := messages._read_state(queue.name);
-  v_state messages.flow_state;
-  v_picked messages.flow_state;
-  v_now timestamptz;
+  v_before constant messages.flow_state := messages._read_state(queue.name);
   v_pick messages.flow_pick;
-  v_ids bigint[];
-  v_keys text[];
-  v_tokens integer[];
-  v_most integer;
-  v_counts constant boolean := queue.concurrency is not null or queue.key_concurrency is not null;
+  v_now timestamptz;
   v_has_keys constant boolean := queue.key_concurrency is not null or queue.key_rate is not null;
 begin
   if v_before is null then
-    return array[]::bigint[];
+    return;
   end if;
   -- A claim that is undone costs more than one that has waited: well away from the limits only.
   if 4 * quantity > queue.concurrency - v_before.unlisted - cardinality(v_before.running)
@@ -131,80 +167,40 @@ begin
   else
     v_pick := row(messages._look(queue.name, quantity, filter, thorough), v_before, false);
   end if;
-  v_ids := v_pick.ids;
-  v_picked := v_pick.state;
-  if v_ids <> '{}' then
-    v_now := clock_timestamp();
-    with claimed as (
-      update messages.message as m
-      set state = 'locked',
-        locked_at = v_now,
-        lock_expires_at = v_now + coalesce(_claim_ahead.lock_timeout, queue.lock_timeout),
-        lock_token = m.lock_token + 1,
-        locked_by = _claim_ahead.worker,
-        dedup_key = case when m.dedup_scope is null then m.dedup_key end,
-        given_up_key = case
-          when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
-        attempts = m.attempts + 1,
-        handler_attempts = _claim_ahead.max_attempts
-      where m.id = any (array(select i.id from unnest(v_ids) as i (id)))
-      returning case when v_has_keys then m.key end as key
+  if v_pick.ids = '{}' then
+    return;
+  end if;
+  v_now := clock_timestamp();
+  return query
+  with claimed as (
+    update messages.message as m
+    set state = 'locked',
+      locked_at = v_now,
+      lock_expires_at = v_now + coalesce(_claim_ahead.lock_timeout, queue.lock_timeout),
+      lock_token = m.lock_token + 1,
+      locked_by = _claim_ahead.worker,
+      dedup_key = case when m.dedup_scope is null then m.dedup_key end,
+      given_up_key = case
+        when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
+      attempts = m.attempts + 1,
+      handler_attempts = _claim_ahead.max_attempts
+    where m.id = any (array(select i.id from unnest(v_pick.ids) as i (id)))
+    returning m.*
+  ),
+  -- In the same statement, so that what was claimed need not be read again.
+  turn as materialized (
+    select messages._take_turn(
+      queue, v_pick.state, v_pick.ids, coalesce(array_agg(k.key), '{}'),
+      coalesce(array_agg(k.quantity), '{}'), coalesce(max(k.quantity), 0)
     )
-    select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.quantity), '{}'),
-      coalesce(max(k.quantity), 0)
-    into v_keys, v_tokens, v_most
     from (
       select c.key, count(*)::integer as quantity
       from claimed as c
-      where c.key is not null
+      where v_has_keys
+        and c.key is not null
       group by c.key
-    ) as k;
-  end if;
-  if v_ids = '{}' then
-    return v_ids;
-  end if;
-  perform from messages.flow as f
-  where f.queue = _claim_ahead.queue.name
-    and f.part = 'claim'
-  for update;
-  -- As the claims before this one have left it.
-  v_before := messages._read_state(queue.name);
-  if v_before is null then
-    raise lock_not_available;
-  end if;
-  v_state := v_before;
-  if v_counts then
-    v_state := messages._count_running(
-      queue, cardinality(v_ids), v_before, v_ids, v_most
-    );
-  end if;
-  if cardinality(v_ids) > queue.concurrency - cardinality(v_state.running)
-    or queue.rate is not null and cardinality(v_ids) > messages._tokens(
-      v_state.paid_at, clock_timestamp(), queue.rate, queue.rate_period, queue.rate_burst
-    )
-    -- Where all that runs is less than a key may have, so is what runs of each.
-    or cardinality(v_ids) > queue.key_concurrency - cardinality(v_state.running)
-    and v_most > queue.key_concurrency - v_state.most
-  then
-    raise lock_not_available;
-  end if;
-  if queue.key_rate is not null and not messages._is_far(queue, v_state, v_most) then
-    v_state := messages._book(v_state);
-    if not messages._have_room(queue, v_keys, v_tokens) then
-      raise lock_not_available;
-    end if;
-  end if;
-  v_state := messages._charge(queue, v_ids, v_state, v_most, v_keys, v_tokens);
-  -- Where to go on is known from before the turn, what was handed out from within it.
-  v_state.natural_look := v_picked.natural_look;
-  v_state.after_lane := v_picked.after_lane;
-  v_state.lanes := v_picked.lanes;
-  v_state.round := v_picked.round;
-  v_state.had := v_picked.had;
-  v_state.walk_at := v_picked.walk_at;
-  v_state.place := v_picked.place;
-  perform messages._keep_state(v_before, v_state, true);
-  perform messages._note_held(queue, false);
-  return v_ids;
+    ) as k
+  )
+  select c.* from claimed as c cross join turn as t order by c.priority desc, c.id;
 end;
 $$;

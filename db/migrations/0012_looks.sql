@@ -14,7 +14,12 @@ declare
 begin
   for v_function in
     select to_regprocedure('messages.' || f.signature)
-    from (values ('_look_ahead(messages.batch)')) as f (signature)
+    from (
+      values
+        ('_look_ahead(messages.batch)'),
+        ('_claim_ahead(messages.queue, integer, interval, text, jsonpath, boolean, integer)'),
+        ('_count_running(messages.queue, integer, messages.flow_state, bigint[], integer)')
+    ) as f (signature)
     where to_regprocedure('messages.' || f.signature) is not null
   loop
     execute format('drop function %s', v_function);
