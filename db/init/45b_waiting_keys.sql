@@ -31,7 +31,7 @@ $$;
 -- given, and none that another transaction has just locked. Ordered as the index of what waits is:
 -- the other one has what is locked and scheduled as well. It is read in pieces: behind the last key
 -- of one begins the next, which is larger where little waits of each key, and as large as what is
--- missing takes by then.
+-- missing takes by then. Where much waits of each, steps from one key to the next come in between.
 create or replace function messages._waiting_keys(
   queue text, first bigint, last bigint, quantity integer, given bigint[],
   out _keys text[], out _lanes bigint[], out _ids bigint[]
@@ -49,6 +49,7 @@ declare
   v_busy constant xid[] := messages._under_way();
   v_first constant bigint := coalesce(first, messages._first_lane(queue));
   v_last constant bigint := coalesce(last - 1, messages._last_lane(queue));
+  v_steps constant integer := 64;
 begin
   with recursive pieces as (
     (
@@ -65,28 +66,39 @@ begin
     )
     union all
     select n.keys, n.lanes, n.ids, n.last,
-      -- Of a piece with but one key the next ones are read alone, and then another piece.
-      case when p.size < 0 then p.size + 1 when p.size = 0 then 16
-        when n.last = n.lanes[1] then -8
+      case when p.size = 0 then 16
+        when 7 * cardinality(n.lanes) < p.size then 0
         else least(2 * p.size, 256, 8 + p.size * (
           _waiting_keys.quantity - p.seen - cardinality(n.lanes)
         ) / cardinality(n.lanes)) end,
       p.seen + cardinality(n.lanes)
     from pieces as p
     cross join lateral (
-      (
-        select array[m.key] as keys, array[messages._lane(m.queue, m.key)] as lanes,
-          array[m.id] as ids, messages._lane(m.queue, m.key) as last
-        from messages.message as m
-        where p.size < 1
-          and m.queue = _waiting_keys.queue
-          and m.state = 'waiting'
-          and messages._lane(m.queue, m.key) > p.last
-          and messages._lane(m.queue, m.key) <= v_last
-          and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_waiting_keys.given))
-        order by messages._lane(m.queue, m.key), m.priority desc, m.id
-        limit 1
-      )
+      select array_agg(t.key) as keys, array_agg(t.lane) as lanes, array_agg(t.id) as ids,
+        max(t.lane) as last
+      from (
+        with recursive steps as (
+          select null::text as key, p.last as lane, null::bigint as id, 0 as number
+          where p.size = 0
+          union all
+          select f.key, f.lane, f.id, s.number + 1
+          from steps as s
+          cross join lateral (
+            select m.key, messages._lane(m.queue, m.key) as lane, m.id
+            from messages.message as m
+            where m.queue = _waiting_keys.queue
+              and m.state = 'waiting'
+              and messages._lane(m.queue, m.key) > s.lane
+              and messages._lane(m.queue, m.key) <= v_last
+              and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_waiting_keys.given))
+            order by messages._lane(m.queue, m.key), m.priority desc, m.id
+            limit 1
+          ) as f
+          where s.number < least(v_steps, _waiting_keys.quantity - p.seen)
+        )
+        select r.key, r.lane, r.id from steps as r where r.number > 0
+      ) as t
+      having p.size = 0
       union all
       select array_agg(k.key), array_agg(k.lane), array_agg(k.id), max(k.lane)
       from (

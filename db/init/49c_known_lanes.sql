@@ -95,36 +95,51 @@ declare
   v_more constant integer := quantity % v_number;
   v_start constant bigint := messages._first_lane(queue);
   v_busy constant xid[] := messages._under_way();
+  v_from integer := 0;
+  v_turns integer := 8;
 begin
   if v_each = 0 then
-    -- Of each turn an id, null where there is nothing, and 0 of another lane than was asked for.
-    _ids := array(
-      select (
-        select case when messages._lane(m.queue, m.key) = l.lane then m.id else 0 end
-        from messages.message as m
-        where m.queue = _pick_known.queue
-          and messages._lane(m.queue, m.key) > l.above
-          and messages._lane(m.queue, m.key) <= l.lane
-          and m.state = 'waiting'
-          and (m.xmax = '0' or m.xmax <> all (v_busy))
-        order by messages._lane(m.queue, m.key), m.priority desc, m.id
-        limit 1
-        for update skip locked
-      )
-      from (
-        select lanes[t.place] as lane, coalesce(lanes[t.place - 1], v_start) as above
+    -- The first few turns mostly tell whether lanes are missing, before the others are looked at.
+    loop
+      -- Of each turn an id, null where there is nothing, and 0 of another lane than was asked for.
+      _ids := _ids || array(
+        select (
+          select case when messages._lane(m.queue, m.key) = l.lane then m.id else 0 end
+          from messages.message as m
+          where m.queue = _pick_known.queue
+            and messages._lane(m.queue, m.key) > l.above
+            and messages._lane(m.queue, m.key) <= l.lane
+            and m.state = 'waiting'
+            and (m.xmax = '0' or m.xmax <> all (v_busy))
+          order by messages._lane(m.queue, m.key), m.priority desc, m.id
+          limit 1
+          for update skip locked
+        )
         from (
-          select mod(had + n.turn, v_number) + 1 as place
-          from (select generate_series(0, _pick_known.quantity - 1) as turn) as n
-        ) as t
-      ) as l
-    );
+          select lanes[t.place] as lane, coalesce(lanes[t.place - 1], v_start) as above
+          from (
+            select mod(had + n.turn, v_number) + 1 as place
+            from (
+              select generate_series(v_from, least(v_from + v_turns, _pick_known.quantity) - 1)
+                as turn
+            ) as n
+          ) as t
+        ) as l
+      );
+      if 0 = any (_ids) then
+        _ids := null;
+        return;
+      end if;
+      v_from := v_from + v_turns;
+      exit when v_from >= quantity;
+      v_turns := quantity;
+    end loop;
     _dry := array(
       select lanes[mod(had + d.turn::integer - 1, v_number) + 1]
       from unnest(_ids) with ordinality as d (id, turn)
       where d.id is null
     );
-    _ids := case when 0 <> all (_ids) is not false then array_remove(_ids, null) end;
+    _ids := array_remove(_ids, null);
     return;
   end if;
   with found as materialized (

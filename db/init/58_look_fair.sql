@@ -112,11 +112,13 @@ begin
   if v_missing > 0 and not v_is_walk_due then
     select k._ids into v_loose
     from messages._keyless(queue.name, v_missing, filter, null) as k;
-    select p.* into v_pick
-    from messages._pick_fair(
-      queue, '{}', '{}', true, v_missing, filter, '{}', '{}', v_loose, v_state
-    ) as p;
-    v_ids := v_ids || v_pick._ids;
+    if v_loose <> '{}' then
+      select p.* into v_pick
+      from messages._pick_fair(
+        queue, '{}', '{}', true, v_missing, filter, '{}', '{}', v_loose, v_state
+      ) as p;
+      v_ids := v_ids || v_pick._ids;
+    end if;
   end if;
   return row(
     v_ids, v_state,
