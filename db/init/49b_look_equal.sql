@@ -82,19 +82,26 @@ declare
   v_all bigint[];
   v_first record;
   v_second record;
+  -- Behind which the next turn is.
+  v_after bigint;
   -- In their order, and how many of them come behind those that follow them.
   v_lanes bigint[];
   v_before integer;
   v_picks integer := 0;
-  v_pick record;
+  v_went record;
+  v_picked bigint[];
+  v_rich bigint[];
   v_turns bigint[];
   v_firsts bigint[];
   -- How many of the turns belong to the round that is under way.
   v_now integer;
+  -- How many turns have been had, and the place of the last of them.
+  v_gone integer;
   v_last integer;
 begin
-  <<looks>>
   for v_look in 1 .. 30 loop
+    -- Who has had its turn has the next one behind all others.
+    v_after := v_state.after_lane - (v_state.had = 0)::integer;
     if v_known is null then
       select w.* into v_first
       from messages._waiting_keys(
@@ -118,50 +125,59 @@ begin
         );
       end if;
     else
-      v_lanes := v_known;
+      select p.* into v_went
+      from messages._pick_known(queue, v_known, v_after, v_missing) as p;
+      if v_went._ids is null then
+        v_known := null;
+        continue;
+      end if;
+      v_lanes := coalesce(v_went._lanes, v_known);
       v_firsts := '{}';
+      if v_lanes <> v_state.lanes then
+        v_state.lanes := case when cardinality(v_lanes) <= 4 * quantity then v_lanes end;
+      end if;
     end if;
-    -- Who has had its turn has the next one behind all others.
-    v_before := width_bucket(v_state.after_lane, v_lanes);
-    v_before := v_before
-      - (v_state.had = 0 and v_lanes[v_before] = v_state.after_lane is true)::integer;
+    v_before := width_bucket(v_after, v_lanes);
     v_turns := v_lanes[v_before + 1:] || v_lanes[:v_before];
     v_firsts := v_firsts[v_before + 1:] || v_firsts[:v_before];
     v_now := cardinality(v_lanes) - v_before;
     loop
       exit when v_turns = '{}';
       if v_known is null then
-        select p.* into v_pick
+        select p._ids, p._rich into v_picked, v_rich
         from messages._pick_equal(queue, v_turns, v_firsts, v_missing, v_ids) as p;
+        v_gone := v_missing;
       else
-        select p.* into v_pick
-        from messages._pick_known(queue, v_known, v_before, v_missing) as p;
         v_known := null;
-        continue looks when v_pick._ids is null;
-        -- Where some run dry they are others the next time.
-        if cardinality(v_pick._ids) < v_missing then
-          v_state.lanes := case when v_pick._dry is not null then array(
+        v_picked := v_went._ids;
+        v_rich := v_went._rich;
+        v_gone := coalesce(v_went._turns, v_missing);
+        if v_went._dry is null and v_went._lanes is null then
+          -- Where some run dry they are others the next time.
+          v_state.lanes := case when cardinality(v_went._ids) = v_missing then v_state.lanes end;
+        elsif v_went._dry <> '{}' then
+          v_state.lanes := array(
             select l.lane from unnest(v_lanes) as l (lane)
-            where l.lane not in (select d.lane from unnest(v_pick._dry) as d (lane))
-          ) end;
+            where l.lane not in (select d.lane from unnest(v_went._dry) as d (lane))
+          );
         end if;
       end if;
       v_picks := v_picks + 1;
-      v_last := v_missing % cardinality(v_turns);
-      v_state.round := v_state.round + v_missing / cardinality(v_turns) - (v_last = 0)::integer;
+      v_last := v_gone % cardinality(v_turns);
+      v_state.round := v_state.round + v_gone / cardinality(v_turns) - (v_last = 0)::integer;
       v_last := coalesce(nullif(v_last, 0), cardinality(v_turns));
       v_state.round := v_state.round + (v_last > v_now)::integer;
       v_state.after_lane := v_turns[v_last];
       v_state.had := 1;
-      v_ids := v_ids || v_pick._ids;
+      v_ids := v_ids || v_picked;
       v_missing := quantity - cardinality(v_ids);
-      exit when v_missing = 0 or v_pick._rich is null;
+      exit when v_missing = 0 or v_rich is null;
       -- Those that have more, from where the round is.
       select coalesce(array_agg(t.lane order by t.place), '{}'),
         (count(*) filter (where t.lane > v_state.after_lane))::integer
       into v_turns, v_now
       from unnest(v_turns[v_last + 1:] || v_turns[:v_last]) with ordinality as t (lane, place)
-      where t.lane in (select r.lane from unnest(v_pick._rich) as r (lane));
+      where t.lane in (select r.lane from unnest(v_rich) as r (lane));
       v_firsts := '{}';
       -- Less than a round is left: a look finds those that have something.
       exit when v_missing < cardinality(v_turns);

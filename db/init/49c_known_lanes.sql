@@ -2,18 +2,17 @@
 --
 -- Under a backlog the keys are the same from round to round. So claims leave the lanes of the last
 -- one to each other, in messages.flow_state. The next one searches from each lane to the following
--- one: what came in between them is found before the messages of the latter, and the keys are
--- looked for again.
+-- one: what came in between them is found before the messages of the latter, and is known then.
 --
 -- They are written whenever they change, so it is no more than four claims go to.
 --
 -- owns:    nothing
 -- writes:  messages.message (row locks)
--- calls:   messages._under_way, messages._lane, messages._first_lane, messages._last_lane
+-- calls:   messages._under_way, messages._pick_turns, messages._lane, messages._first_lane,
+--          messages._last_lane
 -- raises:  nothing
 
--- These lanes, where they are all in which something waits, as far as can be told; else null, and
--- where they are too many.
+-- These lanes, and behind them the last one in which something waits; null where they are too many.
 create or replace function messages._known_lanes(queue text, lanes bigint[], quantity integer)
   returns bigint[]
   language plpgsql
@@ -31,16 +30,15 @@ begin
   if cardinality(lanes) between 1 and 4 * quantity is not true then
     return null;
   end if;
-  -- Not exists, which takes the order for idle and with it another index.
-  select m.id into v_other
+  select messages._lane(m.queue, m.key) into v_other
   from messages.message as m
   where m.queue = _known_lanes.queue
     and m.state = 'waiting'
     and messages._lane(m.queue, m.key) > lanes[cardinality(lanes)]
     and messages._lane(m.queue, m.key) <= v_last
-  order by messages._lane(m.queue, m.key), m.priority desc, m.id
+  order by messages._lane(m.queue, m.key) desc, m.priority, m.id desc
   limit 1;
-  return case when v_other is null then lanes end;
+  return case when v_other is null then lanes else lanes || v_other end;
 end;
 $$;
 
@@ -75,12 +73,14 @@ end;
 $$;
 
 -- Up to quantity messages, locked: of each lane the same number, of the first ones whose turn it is
--- one more; had is how many of the lanes come behind those that follow them. Where each was asked,
--- _rich are those that had as many as was asked of them, else _dry those that were asked and had
--- none. _ids is null where there may be another lane between these.
+-- one more; the first turn is the next one behind the lane after. Where each was asked,
+-- _rich are those that had as many as was asked of them, else _turns is how many have had theirs,
+-- _dry those that were asked and had none, and _lanes all, where others were found between them.
+-- _ids is null where there may be another lane between these.
 create or replace function messages._pick_known(
-  queue text, lanes bigint[], had integer, quantity integer,
-  out _ids bigint[], out _rich bigint[], out _dry bigint[]
+  queue text, lanes bigint[], after bigint, quantity integer,
+  out _ids bigint[], out _rich bigint[], out _dry bigint[], out _lanes bigint[],
+  out _turns integer
 )
   language plpgsql
   set enable_seqscan = off
@@ -91,55 +91,15 @@ create or replace function messages._pick_known(
 as $$
 declare
   v_number constant integer := cardinality(lanes);
+  v_had constant integer := width_bucket(after, lanes);
   v_each constant integer := quantity / v_number;
   v_more constant integer := quantity % v_number;
   v_start constant bigint := messages._first_lane(queue);
   v_busy constant xid[] := messages._under_way();
-  v_from integer := 0;
-  v_turns integer := 8;
 begin
-  if v_each = 0 then
-    -- The first few turns mostly tell whether lanes are missing, before the others are looked at.
-    loop
-      -- Of each turn an id, null where there is nothing, and 0 of another lane than was asked for.
-      _ids := _ids || array(
-        select (
-          select case when messages._lane(m.queue, m.key) = l.lane then m.id else 0 end
-          from messages.message as m
-          where m.queue = _pick_known.queue
-            and messages._lane(m.queue, m.key) > l.above
-            and messages._lane(m.queue, m.key) <= l.lane
-            and m.state = 'waiting'
-            and (m.xmax = '0' or m.xmax <> all (v_busy))
-          order by messages._lane(m.queue, m.key), m.priority desc, m.id
-          limit 1
-          for update skip locked
-        )
-        from (
-          select lanes[t.place] as lane, coalesce(lanes[t.place - 1], v_start) as above
-          from (
-            select mod(had + n.turn, v_number) + 1 as place
-            from (
-              select generate_series(v_from, least(v_from + v_turns, _pick_known.quantity) - 1)
-                as turn
-            ) as n
-          ) as t
-        ) as l
-      );
-      if 0 = any (_ids) then
-        _ids := null;
-        return;
-      end if;
-      v_from := v_from + v_turns;
-      exit when v_from >= quantity;
-      v_turns := quantity;
-    end loop;
-    _dry := array(
-      select lanes[mod(had + d.turn::integer - 1, v_number) + 1]
-      from unnest(_ids) with ordinality as d (id, turn)
-      where d.id is null
-    );
-    _ids := array_remove(_ids, null);
+  if quantity <= v_number then
+    select t.* into _ids, _dry, _lanes, _turns
+    from messages._pick_turns(queue, lanes, after, quantity) as t;
     return;
   end if;
   with found as materialized (
@@ -159,7 +119,7 @@ begin
     from (
       select lanes[t.place] as lane, coalesce(lanes[t.place - 1], v_start) as above, t.quantity
       from (
-        select mod(had + n.turn, v_number) + 1 as place,
+        select mod(v_had + n.turn, v_number) + 1 as place,
           v_each + (n.turn < v_more)::integer as quantity
         from generate_series(0, v_number - 1) as n (turn)
       ) as t

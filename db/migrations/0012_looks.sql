@@ -18,7 +18,8 @@ begin
       values
         ('_look_ahead(messages.batch)'),
         ('_claim_ahead(messages.queue, integer, interval, text, jsonpath, boolean, integer)'),
-        ('_count_running(messages.queue, integer, messages.flow_state, bigint[], integer)')
+        ('_count_running(messages.queue, integer, messages.flow_state, bigint[], integer)'),
+        ('_pick_known(text, bigint[], integer, integer)')
     ) as f (signature)
     where to_regprocedure('messages.' || f.signature) is not null
   loop

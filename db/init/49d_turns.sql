@@ -1,0 +1,138 @@
+-- Turns: a claim from a fair queue that has more keys than messages are wanted, all known or most.
+--
+-- owns:    nothing
+-- writes:  messages.message (row locks)
+-- calls:   messages._under_way, messages._lane, messages._first_lane
+-- raises:  nothing
+
+-- A message of each lane whose turn it is, locked, quantity of them at most; the first turn is the
+-- next one behind the lane after, and _turns is how many have been had. What lies between two of
+-- them has its turn there, and _lanes are these and those, where there were any; else _dry those
+-- that were asked and had none. Where there is very much between two of them it is left to a look.
+create or replace function messages._pick_turns(
+  queue text, lanes bigint[], after bigint, quantity integer,
+  out _ids bigint[], out _dry bigint[], out _lanes bigint[], out _turns integer
+)
+  language plpgsql
+  set enable_seqscan = off
+  set enable_sort = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_deep constant integer := least(64, quantity);
+  v_number constant integer := cardinality(lanes);
+  v_had constant integer := width_bucket(after, lanes);
+  v_start constant bigint := messages._first_lane(queue);
+  v_busy constant xid[] := messages._under_way();
+  -- How many of the lanes have been asked, what they had, and how many are next: the first few tell
+  -- how much comes with each of them.
+  v_asked integer := 0;
+  v_got integer;
+  v_next integer := least(8, quantity);
+  v_found bigint[];
+  v_new bigint[];
+  -- Behind which of them there is more than was gone through.
+  v_end integer;
+begin
+  loop
+    -- Of each lane an id, null where there is nothing, and below 0 one of another lane before it.
+    v_found := array(
+      select (
+        select case when messages._lane(m.queue, m.key) = l.lane then m.id else -m.id end
+        from messages.message as m
+        where m.queue = _pick_turns.queue
+          and messages._lane(m.queue, m.key) > l.above
+          and messages._lane(m.queue, m.key) <= l.lane
+          and m.state = 'waiting'
+          and (m.xmax = '0' or m.xmax <> all (v_busy))
+        order by messages._lane(m.queue, m.key), m.priority desc, m.id
+        limit 1
+        for update skip locked
+      )
+      from (
+        select lanes[t.place] as lane,
+          case when t.turn > 0 or v_had = v_number then coalesce(lanes[t.place - 1], v_start)
+            else after end as above
+        from (
+          select mod(v_had + n.turn, v_number) + 1 as place, n.turn
+          from (select generate_series(v_asked, v_asked + v_next - 1) as turn) as n
+        ) as t
+      ) as l
+    );
+    if 0 > any (v_found) then
+      -- From each of those on as far as to the lane that was asked for.
+      with recursive gaps as (
+        select f.turn, lanes[mod(v_had + v_asked + f.turn::integer - 1, v_number) + 1] as upto,
+          o.id, o.lane, 1 as depth
+        from unnest(v_found) with ordinality as f (id, turn)
+        cross join lateral (
+          select m.id, messages._lane(m.queue, m.key) as lane
+          from messages.message as m
+          where m.id = -f.id
+          -- Else all messages may be read to find these.
+          limit 1
+        ) as o
+        where f.id < 0
+        union all
+        select g.turn, g.upto, n.id, coalesce(n.lane, g.upto), g.depth + 1
+        from gaps as g
+        left join lateral (
+          select m.id, messages._lane(m.queue, m.key) as lane
+          from messages.message as m
+          where m.queue = _pick_turns.queue
+            and messages._lane(m.queue, m.key) > g.lane
+            and messages._lane(m.queue, m.key) <= g.upto
+            and m.state = 'waiting'
+            and (m.xmax = '0' or m.xmax <> all (v_busy))
+          order by messages._lane(m.queue, m.key), m.priority desc, m.id
+          limit 1
+          for update skip locked
+        ) as n on true
+        where g.lane < g.upto
+          and g.depth < v_deep
+      )
+      select array_agg(t.id order by t.place),
+        v_new || array_agg(t.lane) filter (where t.lane < t.upto),
+        (min(t.place) filter (where t.lane < t.upto and t.depth = v_deep))::integer
+      into v_found, v_new, v_end
+      from (
+        select u.*, row_number() over (order by u.turn, u.lane) as place
+        from (
+          select f.turn, f.id, null::bigint as lane, null::bigint as upto, null::integer as depth
+          from unnest(v_found) with ordinality as f (id, turn)
+          where f.id < 0 is not true
+          union all
+          select g.turn, g.id, g.lane, g.upto, g.depth from gaps as g
+        ) as u
+      ) as t;
+    end if;
+    _ids := _ids || v_found[:coalesce(v_end, cardinality(v_found))];
+    v_asked := v_asked + v_next;
+    v_got := cardinality(array_remove(_ids, null));
+    exit when v_got >= quantity or v_asked = v_number or v_end is not null;
+    v_next := least(
+      v_number - v_asked, ceil((quantity - v_got) * v_asked / greatest(v_got, 1)::numeric)::integer
+    );
+  end loop;
+  if v_new is null then
+    _dry := array(
+      select lanes[mod(v_had + d.turn::integer - 1, v_number) + 1]
+      from unnest(_ids) with ordinality as d (id, turn)
+      where d.id is null
+    );
+  else
+    _lanes := array(select l.lane from unnest(lanes || v_new) as l (lane) order by l.lane);
+  end if;
+  _turns := cardinality(_ids);
+  if v_got >= quantity and _turns > quantity then
+    select t.turn::integer into _turns
+    from unnest(_ids) with ordinality as t (id, turn)
+    where t.id is not null
+    offset quantity - 1
+    limit 1;
+  end if;
+  _ids := array_remove(_ids[:_turns], null);
+end;
+$$;
