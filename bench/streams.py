@@ -154,22 +154,29 @@ class Stream:
             yield
 
     @contextlib.asynccontextmanager
-    async def reading(self, subscribers: int, *, attends: bool = True) -> AsyncIterator[None]:
+    async def reading(
+        self, subscribers: int, *, attends: bool = True, pace: float = _PACE
+    ) -> AsyncIterator[None]:
         """Have so many subscribers take batch after batch."""
         async with (
             self.ticking(),
-            _beside(*(self._read(name, attends=attends) for name in SUBSCRIBERS[:subscribers])),
+            _beside(
+                *(
+                    self._read(name, attends=attends, pace=pace)
+                    for name in SUBSCRIBERS[:subscribers]
+                )
+            ),
         ):
             yield
 
-    async def _read(self, subscriber: str, *, attends: bool) -> None:
+    async def _read(self, subscriber: str, *, attends: bool, pace: float) -> None:
         async with self.place.connect() as connection:
             if attends and self.feed.attend and subscriber == SUBSCRIBERS[0]:
                 await connection.fetchval(self.feed.attend, self.name)
             try:
                 while True:
                     await self.read_batch(connection, subscriber)
-                    await asyncio.sleep(_PACE)
+                    await asyncio.sleep(pace)
             except Exception as error:
                 self.failures.append(error)
                 raise
@@ -223,11 +230,16 @@ async def _beside(*loops: Any) -> AsyncIterator[None]:
 async def measure_stream_publish(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
     """Single events by 16 and 64 clients while three subscribers read, and bulk by one client."""
     for clients in sizes.clients[1:] or sizes.clients:
-        async with Stream.open(place, 3) as stream, stream.reading(3):
-            yield await _published(stream, sizes, clients, 3)
-            if stream.feed.call:
-                called = await _published(stream, sizes, clients, 3, statement=stream.feed.call)
-                yield replace(called, system=f"{called.system} publish()")
+        async with Stream.open(place, 3) as stream:
+            async with stream.reading(3):
+                yield await _published(stream, sizes, clients, 3)
+                if stream.feed.call:
+                    called = await _published(stream, sizes, clients, 3, statement=stream.feed.call)
+                    yield replace(called, system=f"{called.system} publish()")
+            if not stream.feed.tick:
+                async with stream.reading(3, pace=_TICK):
+                    seldom = await _published(stream, sizes, clients, 3)
+                yield replace(seldom, system=f"{seldom.system}, read as seldom as {PGQ}")
     async with Stream.open(place, 1) as stream:
         script = stream.text(stream.feed.bulk, n=sizes.bulk)
         done = await run_pgbench(place.dsn, f"{script};", seconds=sizes.seconds)
