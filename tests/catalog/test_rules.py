@@ -28,7 +28,7 @@ MAY_SET = re.compile(
 # may what a broker calls have rights that its registrar has not, or a registrar be another than
 # who inserts.
 # And no one but its owner can change a table (capture, uncapture). With one the number of a lane
-# would not be inlined, which it must be to be found in an index; nor would _passed and _event_table.
+# would not be inlined, which it must be to be found in an index (nor would _passed, _event_table).
 NAMES_ALL = (
     r"messages\.(_published|wait|register|run_broker|(un)?capture"
     r"|_passed|_event_table|_(first_|last_)?lane)\("
