@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
+
 from notifyq import probes, sql
 from notifyq.config import masked
 from notifyq.errors import ConfigurationError
@@ -34,7 +36,10 @@ class Hearing:
         async def ring(channel: str) -> bool:
             call = self._database.persist(sql.RING, channel)
             rung: Future[Any] = asyncio.run_coroutine_threadsafe(call, self._home)
-            return bool(await asyncio.wrap_future(rung))
+            try:
+                return bool(await asyncio.wrap_future(rung))
+            except asyncpg.ProgramLimitExceededError:
+                return False  # the server's notification queue is full
 
         if not await hears(session, ring):
             session.report_deaf()

@@ -4,10 +4,11 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
+import asyncpg
 import pytest
 
 from database import Connect, Connection, install, publish, rows, session, value
-from notifyq import App, ArchivedMessage
+from notifyq import App, ArchivedMessage, sql
 from notifyq.archive import Archive
 from notifyq.config import DatabaseSettings
 from notifyq.database import Database
@@ -62,6 +63,26 @@ async def kill(connection: Connection, quantity: int, queue: str = "default") ->
             connection, "finish", id=row["id"], lock_token=row["lock_token"], status="failed"
         )
     return [row["id"] for row in found]
+
+
+async def test_a_full_notification_queue_does_not_end_it(
+    app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session tries whether bells arrive, which is refused for as long as that lasts."""
+    persist, refused = app.database.persist, asyncio.Event()
+
+    async def refuse_one(statement: str, *args: Any, **options: Any) -> Any:
+        if statement == sql.RING and not refused.is_set():
+            refused.set()
+            raise asyncpg.ProgramLimitExceededError("too many notifications in the NOTIFY queue")
+        return await persist(statement, *args, **options)
+
+    monkeypatch.setattr(app.database, "persist", refuse_one)
+    async with Follower(app.database, events) as follower:
+        await refused.wait()
+        dead = await kill(connection, 2)
+        await follower.until(2)
+    assert follower.ids == dead
 
 
 async def test_dead_messages_are_handed_out_at_their_bell(

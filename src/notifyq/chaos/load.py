@@ -59,6 +59,7 @@ class Load:
         self.rate = rate
         """Messages a second of all publishers together."""
         self._stopping = asyncio.Event()
+        self._has_begun = asyncio.Event()
         self._publishers: list[asyncio.Task[None]] = []
         self.published = 0
         """Messages whose publication was acknowledged."""
@@ -71,6 +72,10 @@ class Load:
     async def running(self) -> AsyncIterator[None]:
         """Publish and watch until the end of the block."""
         self._watching = asyncio.create_task(self._watch())
+        # What dies before it has its place it is not handed.
+        begun = asyncio.create_task(self._has_begun.wait())
+        await asyncio.wait({begun, self._watching}, return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
         self._publishers = [
             asyncio.create_task(self._publish(number)) for number in range(1, _PUBLISHERS + 1)
         ]
@@ -156,6 +161,7 @@ class Load:
                     letters = DeadLetters(database, since=since, poll=1, sink=_ignore)
                     try:
                         async for messages, _seen in letters.batches():
+                            self._has_begun.set()
                             for message in messages:
                                 history.note("dead", id=message.id)
                                 self.dead.add(message.id)
