@@ -196,8 +196,8 @@ begin
     from (
       select c.key, count(*)::integer as quantity
       from claimed as c
-      where v_has_keys
-        and c.key is not null
+      -- Of each row, so that all are claimed before the turn: claims wait for each other in it.
+      where case when v_has_keys then c.key end is not null
       group by c.key
     ) as k
   )
