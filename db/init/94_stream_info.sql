@@ -2,9 +2,9 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._stream, messages._subscription, messages._moment, messages._ahead,
---          messages._events, messages._batch, messages._is_open, messages._event_table,
---          messages.dead_count
+-- calls:   messages._stream, messages._subscription, messages._moment, messages._window,
+--          messages._late, messages._ahead, messages._events, messages._batch, messages._is_open,
+--          messages._event_table, messages.dead_count
 -- raises:  NQ020 stream not found, NQ021 subscription not found, NQ022 batch not found
 
 create or replace function messages.stream_info(stream text default null)
@@ -52,6 +52,9 @@ create or replace function messages._unread(subscription bigint)
 as $$
 declare
   v_unread messages.batch;
+  v_is_over boolean;
+  v_moment record;
+  v_late xid8[];
 begin
   -- From the oldest batch that is open, else from the newest.
   select b.* into v_unread
@@ -61,17 +64,25 @@ begin
   order by b.kind = 'events' and e.batch is null desc,
     case when b.kind = 'events' and e.batch is null then b.previous end, b.previous desc
   limit 1;
-  if v_unread.kind <> 'events' or not messages._is_open(v_unread) then
-    v_unread.after_id := case when v_unread.is_last then 0 else v_unread.last_id end;
-    if v_unread.is_last then
-      v_unread.seen := v_unread.upto;
-      v_unread.seen_low := v_unread.upto_low;
-    end if;
+  v_is_over := v_unread.kind <> 'events' or not messages._is_open(v_unread);
+  v_moment := messages._moment(v_unread.upto_low, pg_snapshot_xmax(v_unread.upto), null);
+  if v_is_over and v_unread.is_last then
+    return messages._window(v_unread, v_moment.snapshot, v_moment.low, v_moment.high);
   end if;
-  select m.low, m.snapshot, m.high
-  into v_unread.upto_low, v_unread.upto, v_unread.upto_high
-  from messages._moment(v_unread.seen_low, pg_snapshot_xmax(v_unread.upto), null) as m;
-  v_unread.last_id := v_unread.upto_high;
+  v_late := messages._late(v_unread);
+  if v_is_over then
+    v_unread.after_id := v_unread.last_id;
+  end if;
+  v_unread.upto := v_moment.snapshot;
+  v_unread.upto_low := v_moment.low;
+  v_unread.upto_high := v_moment.high;
+  v_unread.last_id := v_moment.high;
+  -- What has ended since the open batch was cut may have smaller ids than all that are in it.
+  if not v_is_over and v_unread.after_id <= v_unread.seen_low
+    and cardinality(messages._late(v_unread)) > cardinality(v_late)
+  then
+    v_unread.after_id := 0;
+  end if;
   return v_unread;
 end;
 $$;

@@ -213,3 +213,26 @@ async def test_dead_events_of_who_unsubscribed_are_passed_over(connection: Conne
     (dead,) = await rows(connection, "dead_list")
     with pytest.raises(SubscriptionNotFoundError):
         await retry(connection, dead["id"])
+
+
+async def test_what_began_long_ago_counts_as_unread_beside_an_open_batch(
+    connection: Connection, connect: Connect
+) -> None:
+    """Its ids are smaller than all that the open batch may have."""
+    old = await connect()
+    await stream(connection, "a")
+    async with old.transaction():
+        [first] = await publish(old, 1, "s")
+        for _ in range(3):
+            assert len(await publish(connection, 2, "s")) == len(await read(connection, "a"))
+        last = await publish(connection, 2, "s")
+        batch, ids = await open_batch(connection, "a")
+        assert ids == last
+        [report] = await rows(connection, "subscription_info", stream="s")
+        assert report["pending"] == 2
+    [report] = await rows(connection, "subscription_info", stream="s")
+    assert report["pending"] == 3
+    await value(connection, "finish_batch", batch=batch)
+    [report] = await rows(connection, "subscription_info", stream="s")
+    assert report["pending"] == 1
+    assert await read(connection, "a") == [first]
