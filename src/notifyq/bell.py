@@ -20,7 +20,6 @@ from notifyq.events import (
     StreamAttended,
     StreamUnattended,
 )
-from notifyq.listener import hears
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from notifyq.database import Database
     from notifyq.events import Sink
-    from notifyq.listener import Session
+    from notifyq.session import Session
 
 log = logging.getLogger("notifyq.worker")
 
@@ -104,7 +103,7 @@ class Promises:
             await session.fetch(sql.END_SESSION, *self._identity)
             self._identity = None
         self._loop = asyncio.get_running_loop()
-        if not await hears(session, self._ring):
+        if not await session.hears(self._ring):
             session.report_deaf()
             self.is_deaf = True
             self._home.call_soon_threadsafe(self._on_session)

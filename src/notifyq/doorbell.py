@@ -10,7 +10,7 @@ import asyncpg
 from notifyq import probes, sql
 from notifyq.config import masked
 from notifyq.errors import ConfigurationError
-from notifyq.listener import Listener, hears
+from notifyq.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from notifyq.database import Database
     from notifyq.events import Sink
-    from notifyq.listener import Service, Session
+    from notifyq.listener import Service
+    from notifyq.session import Session
 
 
 class Hearing:
@@ -41,7 +42,7 @@ class Hearing:
             except asyncpg.ProgramLimitExceededError:
                 return False  # the server's notification queue is full
 
-        if not await hears(session, ring):
+        if not await session.hears(ring):
             session.report_deaf()
             return
         self.hears = True

@@ -13,8 +13,8 @@ from notifyq.model import newest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from notifyq.listener import Session
     from notifyq.model import Message
+    from notifyq.session import Session
 
 _TICK = 0.1
 """Seconds between two looks at the locks: locks shorter than about half a second are not held."""

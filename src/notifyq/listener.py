@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import secrets
 import threading
 import time
 from contextlib import suppress
@@ -25,6 +24,7 @@ from notifyq.database import connect, explained
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.events import Event, ListenerConnected, ListenerDeaf, ListenerLost, Sink
 from notifyq.route import Route
+from notifyq.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -42,56 +42,6 @@ _MOST_HEARD = 1000
 _SHORT = 5.0
 """Seconds that a session must last to count as a good one."""
 _LONGEST_PAUSE = 5.0
-_HEARS_WITHIN = 3.0
-"""Seconds after which a bell that was rung for nobody else is believed to be lost."""
-
-
-class Session:
-    """The listening connection, for one call at a time."""
-
-    def __init__(
-        self, connection: Connection, timeout: float, report_deaf: Callable[[], None]
-    ) -> None:
-        self._connection = connection
-        self._timeout = timeout
-        self.report_deaf = report_deaf
-        """To be called where no bell arrives; each listener says so once."""
-        self._turn = asyncio.Lock()
-
-    async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
-        """Run a call and return its rows; bells that arrive meanwhile are not lost."""
-        async with self._turn:
-            return await self._connection.fetch(statement, *args, timeout=self._timeout)
-
-    async def listen(self, channel: str, on_bell: Callable[[], None]) -> None:
-        """Listen to one more channel for as long as the session lasts."""
-        async with self._turn:
-            await self._connection.add_listener(channel, lambda *_: on_bell())
-
-    @property
-    def backend_pid(self) -> int:
-        """The server process of this session."""
-        return self._connection.get_server_pid()
-
-    def abort(self) -> None:
-        """Break the connection; the listener makes another one."""
-        self._connection.terminate()
-
-
-async def hears(session: Session, ring: Callable[[str], Coroutine[Any, Any, Any]]) -> bool:
-    """Try it: a pooler accepts LISTEN, loses bells, and keeps promises beyond their end.
-
-    `ring` rings a channel from another session; it answers false while it cannot.
-    """
-    heard = asyncio.Event()
-    channel = f"notifyq_{secrets.token_hex(8)}"
-    await session.listen(channel, heard.set)
-    while not await ring(channel):  # noqa: ASYNC110
-        await asyncio.sleep(1)  # the server was not there to ask
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_HEARS_WITHIN):
-            await heard.wait()
-    return heard.is_set()
 
 
 class Listener:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from notifyq.database import AnyConnection, Database
     from notifyq.deliveries import Delivery
     from notifyq.events import Sink
-    from notifyq.listener import Session
+    from notifyq.session import Session
     from notifyq.subscribers import Subscriber
 
 _TRY_EVERY = 0.7

@@ -20,7 +20,7 @@ from notifyq.monitor.statements import FORGET_WORKER, NOTE_WORKER
 
 if TYPE_CHECKING:
     from notifyq.database import Database
-    from notifyq.listener import Session
+    from notifyq.session import Session
 
 log = logging.getLogger("notifyq.worker")
 

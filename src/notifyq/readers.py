@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from notifyq.database import Database
     from notifyq.events import Sink
-    from notifyq.listener import Session
+    from notifyq.session import Session
     from notifyq.subscribers import Subscriber
     from notifyq.subscription import Batch
 

@@ -17,6 +17,7 @@ from notifyq.database import Database, connect
 from notifyq.doctor import Level, examine
 from notifyq.events import ListenerConnected, ListenerDeaf, ListenerLost, MessageFinished
 from notifyq.route import Route
+from notifyq.session import Session
 from poolers import Pooler, pooler
 from worker.running import Events, persisting, statuses, working
 
@@ -102,6 +103,37 @@ async def test_without_one_a_worker_polls_and_says_so_once(
         assert await handle.result(timeout=20) == 2
     assert len(events.of(ListenerDeaf)) == 1
     await until_none_is_left(connection)
+
+
+@pytest.mark.parametrize("is_pooled", [True, False])
+async def test_a_bell_that_comes_with_another_call_says_nothing(
+    database: str, connection: Connection, *, is_pooled: bool
+) -> None:
+    """What was promised after it would outlive the worker, on a session that others are lent."""
+    calls: list[asyncio.Task[Any]] = []
+
+    async def is_running() -> bool:
+        return bool(
+            await connection.fetchval(
+                "select count(*) from pg_stat_activity as a "
+                "where a.datname = current_database() and a.state = 'active' "
+                "and a.query = 'select pg_sleep(0.5)'"
+            )
+        )
+
+    async def ring(channel: str) -> bool:
+        if not calls:  # the pooler has one session of the server, and the first bell is rung there
+            calls.append(asyncio.create_task(session.fetch("select pg_sleep(0.5)")))
+            await until(is_running, "the call is running")
+        await connection.execute(f"notify {channel}")
+        return True
+
+    with pooler(database, default_pool_size="1") as bouncer:
+        lent = await connect(bouncer.dsn if is_pooled else database)
+        session = Session(lent, 20, lambda: None)
+        assert await session.hears(ring) is not is_pooled
+        await asyncio.gather(*calls)
+        await lent.close()
 
 
 async def test_what_a_worker_does_is_done_through_the_pooler(

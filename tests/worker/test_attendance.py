@@ -20,7 +20,7 @@ from notifyq.events import (
     QueueUnattended,
     WorkerStarted,
 )
-from notifyq.listener import Session
+from notifyq.session import Session
 from worker.running import Events, until_calm, working
 
 TRY_TO_SHARE = "select pg_try_advisory_xact_lock_shared(messages._attended_key($1))"

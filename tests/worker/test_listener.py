@@ -13,7 +13,8 @@ from notifyq import DatabaseUnavailableError
 from notifyq.chaos.proxy import Proxy
 from notifyq.config import DatabaseSettings
 from notifyq.events import ListenerConnected, ListenerLost
-from notifyq.listener import Listener, Session
+from notifyq.listener import Listener
+from notifyq.session import Session
 from worker.running import Events
 
 

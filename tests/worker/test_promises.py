@@ -2,24 +2,26 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from notifyq.bell import Promises
 from notifyq.database import Database
-from notifyq.listener import Session
+from notifyq.session import Session
+
+if TYPE_CHECKING:
+    from notifyq.database import Connection
 
 
-class _Session:
+class _Connection:
     """Answers each call; its bell is rung by the test."""
 
     def __init__(self) -> None:
-        self.listening = asyncio.Event()
         self.ring: Callable[[], None] = lambda: None
 
-    async def fetch(self, *_: Any) -> list[dict[str, int]]:
+    async def fetch(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
         return [{"pid": 1, "backend_start": 1}]
 
-    async def listen(self, _channel: str, on_bell: Callable[[], None]) -> None:
+    async def add_listener(self, _channel: str, on_bell: Callable[[], None]) -> None:
         self.ring = on_bell
 
 
@@ -37,13 +39,14 @@ class _Database:
 async def test_a_session_that_ends_as_its_first_bell_arrives_ends_its_promises() -> None:
     """Else the listener would wait for ever: it would neither connect again nor stop."""
     for turns in range(20):
-        session, database = _Session(), _Database()
+        connection, database = _Connection(), _Database()
+        session = Session(cast("Connection", connection), 5, lambda: None)
         promises = Promises(cast("Database", database), lambda _: None, lambda: None)
-        serving = asyncio.create_task(promises.serve(cast("Session", session)))
+        serving = asyncio.create_task(promises.serve(session))
         await database.asked.wait()
         for _ in range(turns):  # the end may come in any of them
             await asyncio.sleep(0)
-        session.ring()
+        connection.ring()
         serving.cancel()
         done, _ = await asyncio.wait({serving}, timeout=5)
         assert done

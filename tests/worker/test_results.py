@@ -186,7 +186,7 @@ async def test_where_no_bell_is_heard_looks_find_the_result(
     app: App, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("notifyq.results._DEAF_POLL", 0.05)
-    monkeypatch.setattr("notifyq.listener._HEARS_WITHIN", 0.01)
+    monkeypatch.setattr("notifyq.session._HEARS_WITHIN", 0.01)
     monkeypatch.setattr("notifyq.sql.RING", "select true from (select $1::text) as nobody")
     monkeypatch.setattr("notifyq.results.Results._hear", lambda *_: None)
     (id_,) = await publish(connection, 1)

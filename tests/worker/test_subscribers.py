@@ -529,7 +529,7 @@ async def test_without_bells_polling_finds_events_and_one_worker_serves(
     async def deaf(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr("notifyq.bell.hears", deaf)
+    monkeypatch.setattr("notifyq.session.Session.hears", deaf)
     seen: list[int] = []
     apps = [App(database), App(database)]
     for app in apps:

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from notifyq.database import Database
     from notifyq.events import Sink
-    from notifyq.listener import Session
     from notifyq.relay.flight import Flight
     from notifyq.relay.message import Transform
+    from notifyq.session import Session
 
 log = logging.getLogger("notifyq.relay")
 
