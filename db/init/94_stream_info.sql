@@ -65,6 +65,7 @@ begin
     case when b.kind = 'events' and e.batch is null then b.previous end, b.previous desc
   limit 1;
   v_is_over := v_unread.kind <> 'events' or not messages._is_open(v_unread);
+  v_unread.kind := 'events';  -- also behind a batch of what was seen once more
   v_moment := messages._moment(v_unread.upto_low, pg_snapshot_xmax(v_unread.upto), null);
   if v_is_over and v_unread.is_last then
     return messages._window(v_unread, v_moment.snapshot, v_moment.low, v_moment.high);

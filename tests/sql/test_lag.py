@@ -236,3 +236,20 @@ async def test_what_began_long_ago_counts_as_unread_beside_an_open_batch(
     [report] = await rows(connection, "subscription_info", stream="s")
     assert report["pending"] == 1
     assert await read(connection, "a") == [first]
+
+
+async def test_what_follows_a_batch_of_events_seen_again_has_an_age(connection: Connection) -> None:
+    await stream(connection, "a")
+    [event] = await publish(connection, 1, "s")
+    batch, _ = await open_batch(connection, "a")
+    await value(connection, "retry_event", batch=batch, event=event)
+    await value(connection, "finish_batch", batch=batch)
+    again, ids = await open_batch(connection, "a")
+    assert ids == [event]
+    await publish(connection, 1, "s")
+    for step in ("beside", "behind"):
+        [report] = await rows(connection, "subscription_info", stream="s")
+        assert report["pending"] == 1, step
+        assert report["lag"] > timedelta(0), step
+        if step == "beside":
+            await value(connection, "finish_batch", batch=again)
