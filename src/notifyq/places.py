@@ -9,21 +9,19 @@ from __future__ import annotations
 import math
 import random
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from notifyq import sql
+from notifyq import locks
 from notifyq.events import SubscriptionLeft, SubscriptionTaken
-from notifyq.subscription import Subscription
+from notifyq.place import Place
+from notifyq.shares import Share
 from notifyq.vigil import Vigil
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterable, Iterator, Sequence
 
     from notifyq.bell import Promises
     from notifyq.database import AnyConnection, Database
-    from notifyq.deliveries import Delivery
     from notifyq.events import Sink
     from notifyq.session import Session
     from notifyq.subscribers import Subscriber
@@ -32,109 +30,6 @@ _TRY_EVERY = 0.7
 """Seconds between two tries for places that others have."""
 _ALONE = 1.0
 """Seconds without a session after which another worker may serve what this one does."""
-_TAKEOVER = timedelta(hours=1)
-"""After which the open batch of a place is taken that there is no more."""
-_LOADED = 5
-"""Batches in a row after which a place rests between two."""
-_LULL = 0.05
-"""Seconds from one batch to the next that end such a row."""
-
-
-class Place:
-    """One of the places of a subscription: its batch, and what becomes of that."""
-
-    def __init__(
-        self, subscriber: Subscriber[Any], number: int, database: Database, sink: Sink
-    ) -> None:
-        self.subscriber = subscriber
-        self.number = number
-        stream, name = subscriber.subscription
-        self.lock = f"{len(stream)}:{stream}:{name}:{number}"
-        self.is_taken = False
-        self.was_taken = False
-        """Whether it was ours before the session was lost; then what runs goes on."""
-        self.task: asyncio.Task[None] | None = None
-        self.delivery: Delivery | None = None
-        self.not_before = 0.0
-        self.rests_until = 0.0
-        self._in_a_row = 0
-        self._opened_at = 0.0
-        self.due_at: float | None = None
-        """When an event comes again that was put back, in monotonic seconds."""
-        self.is_inherited = False
-        """Whether its batch may be that of a worker that is gone."""
-        self.may_owe = False
-        """Whether events may be put off that `due_at` knows nothing of."""
-        self.in_vain = 0
-        self.is_missing = False
-        self.subscription = Subscription(
-            database,
-            stream,
-            name,
-            member=None if subscriber.members == 1 else str(number),
-            takeover=None if subscriber.members == 1 else _TAKEOVER,
-            sink=sink,
-        )
-
-    @property
-    def stream(self) -> str:
-        """The stream that it is of."""
-        return self.subscriber.stream
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether its next batch may be looked for."""
-        now = time.monotonic()
-        return self.is_free and now >= self.not_before and now >= self.rests_until
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it is ours, and nothing is going on there."""
-        return self.is_taken and self.task is None
-
-    @property
-    def is_resting(self) -> bool:
-        """Whether it leaves time for events to gather, until `rests_until`."""
-        now = time.monotonic()
-        return self.is_free and self.not_before <= now < self.rests_until
-
-    def opened(self) -> None:
-        """Note that a batch was opened."""
-        now = time.monotonic()
-        if now - self._opened_at > max(_LULL, 2 * self.subscriber.rest):
-            self._in_a_row = 0
-        self._in_a_row += 1
-        self._opened_at = now
-
-    def rest(self, events: int) -> None:
-        """After a batch of so many events: under load, let more than a few gather for the next.
-
-        A look costs about the same however much it finds.
-        """
-        if self._in_a_row >= _LOADED and events < self.subscriber.quantity:
-            self.rests_until = self._opened_at + self.subscriber.rest
-
-    async def recover(self) -> None:
-        """See to the batch of the worker that had this place before."""
-        subscriber = self.subscriber
-        await self.subscription.recover(subscriber.max_attempts, ordered=subscriber.ordered)
-        self.is_inherited = False
-
-    def put_off(self, seconds: float) -> None:
-        """Note that an event comes again after so many seconds."""
-        self.may_owe = True
-        self.due_at = min(self.due_at or math.inf, time.monotonic() + seconds)
-
-    async def ask_due(self) -> None:
-        """Learn when the first event comes again that was put off, maybe by another worker."""
-        self.may_owe = False
-        if (left := await self.subscription.next_retry()) is not None:
-            self.put_off(left.total_seconds())
-
-    def break_off(self) -> None:
-        """Break off the batch in hand: it comes again, here or elsewhere."""
-        if self.delivery is not None:
-            self.delivery.cancel()
 
 
 class Places:
@@ -158,6 +53,13 @@ class Places:
         self._session: Session | AnyConnection | None = None
         self._session_seen = time.monotonic()
         self._try_at = 0.0
+        self._shares = {
+            subscriber.subscription: Share(
+                [it for it in self._all if it.subscriber is subscriber], promises
+            )
+            for subscriber in subscribers
+            if subscriber.members > 1
+        }
 
     def __iter__(self) -> Iterator[Place]:
         return iter(self._all)
@@ -169,23 +71,37 @@ class Places:
 
     @property
     def next_try(self) -> float:
-        """When to try again for places that others have, in monotonic seconds."""
-        return time.monotonic() + _TRY_EVERY if self._session is None else self._try_at
+        """When `take` has something to do again, in monotonic seconds."""
+        if self._session is None:
+            return time.monotonic() + _TRY_EVERY
+        looks = [share.next_look for share in self._shares.values()]
+        return min([math.inf if self.is_complete else self._try_at, *looks])
 
     async def take(self) -> list[Place]:
-        """Try for those that are missing; return what was got."""
+        """Try for those that are missing, and return what was got; leave others their share."""
         now = time.monotonic()
         if self._promises.is_deaf:
             await self._vigil.keep()
-        if not self._has_session(now) or now < self._try_at or self.is_complete:
+        if not self._has_session(now):
             return []
-        self._try_at = now + _TRY_EVERY * random.uniform(0.8, 1.2)  # noqa: S311  nothing secret
+        taken = await self._try() if now >= self._try_at and not self.is_complete else []
+        for share in self._shares.values():
+            place = await share.surplus()
+            if place is not None and place.task is None:
+                await self.give_up([place])
+            elif place is not None:
+                place.is_owed = True
+        return taken
+
+    async def _try(self) -> list[Place]:
+        pause = _TRY_EVERY * random.uniform(0.8, 1.2)  # noqa: S311  nothing secret
+        self._try_at = time.monotonic() + pause
         wanted = self._wanted()
-        locks = [place.lock for place in wanted]
+        names = [place.lock for place in wanted]
         if self._promises.is_deaf:
-            answers = await self._vigil.call(sql.LEAD_IN_TRANSACTION, locks)
+            answers = await self._vigil.call(locks.LEAD_IN_TRANSACTION, names)
         else:
-            answers = await self._promises.call(sql.LEAD, locks)
+            answers = await self._promises.call(locks.LEAD, names)
         taken = []
         for place, is_granted in zip(wanted, answers or (), strict=False):
             if is_granted:
@@ -226,18 +142,23 @@ class Places:
         for place in random.sample(self._all, len(self._all)):  # not always the same one
             if place.is_taken:
                 continue
-            subscription = place.subscriber.subscription
-            if place.was_taken or subscription not in subscriptions:
+            if place.was_taken:
                 wanted.append(place)
-            if not place.was_taken:
+            elif (subscription := place.subscriber.subscription) not in subscriptions:
                 subscriptions.add(subscription)
+                share = self._shares.get(subscription)
+                if share is None or share.may_grow():
+                    wanted.append(place)
         return wanted
 
     def _taken(self, place: Place) -> None:
         if not place.was_taken:
             place.is_inherited = place.may_owe = True
+            if share := self._shares.get(place.subscriber.subscription):
+                share.has_grown(place)
             self._report(SubscriptionTaken, place)
         place.is_taken = place.was_taken = True
+        place.is_owed = False
 
     def break_off(self) -> None:
         """Break off the batches in hand."""
@@ -250,11 +171,16 @@ class Places:
         if not left:
             return
         for place in left:
-            place.is_taken = place.was_taken = False
+            place.is_taken = place.was_taken = place.is_owed = False
         if not self._promises.is_deaf:  # else they end with the transaction
-            await self._promises.call(sql.UNLEAD, [place.lock for place in left])
+            await self._promises.call(locks.UNLEAD, [place.lock for place in left])
         for place in left:
             self._report(SubscriptionLeft, place)
+
+    async def stand_down(self) -> None:
+        """Say that no more places are wanted here."""
+        for share in self._shares.values():
+            await share.stand_down()
 
     async def close(self) -> None:
         """Give up what is left."""

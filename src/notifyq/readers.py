@@ -22,7 +22,8 @@ from notifyq.errors import (
 )
 from notifyq.events import BatchDropped
 from notifyq.pace import Allowance
-from notifyq.places import Place, Places
+from notifyq.place import Place
+from notifyq.places import Places
 from notifyq.tools import Tools
 from notifyq.transactions import Transactions
 
@@ -134,11 +135,10 @@ class Readers:
     async def _wait(self, seconds: float, polled_at: float) -> None:
         now = time.monotonic()
         instants = [polled_at + self._poll]
-        instants += [it.due_at for it in self._places if it.due_at is not None]
+        instants += [it.due_at for it in self._places if it.due_at is not None and it.is_idle]
         instants += [it.not_before for it in self._places if it.not_before > now]
         instants += [it.rests_until for it in self._places if it.is_resting]
-        if not self._places.is_complete:
-            instants.append(self._places.next_try)
+        instants.append(self._places.next_try)
         seconds = min(seconds, max(0.0, min(instants) - now))
         if seconds > 0 and not self._is_stopping:
             with suppress(TimeoutError):
@@ -228,7 +228,7 @@ class Readers:
         self._delivered(place, batch, reason)
         if delivery.due_in is not None:
             place.put_off(delivery.due_in)
-        if self._is_stopping:
+        if self._is_stopping or place.is_owed:
             await self._places.give_up([place])
         self._due.add(place)
         self._wake.set()
@@ -263,6 +263,7 @@ class Readers:
         with suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL):
                 await self._has_ended.wait()
+        await self._places.stand_down()
         await self._places.give_up([place for place in self._places if place.task is None])
         tasks = {place.task for place in self._places if place.task is not None}
         if tasks:

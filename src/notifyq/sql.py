@@ -271,18 +271,6 @@ left join messages.events_since(stream => $2, seen => messages.snapshot_of($1)) 
 ATTEND_STREAM = "select messages.attend_stream(stream => $1, eager => false)"
 UNATTEND_STREAMS = "select messages.unattend_streams(streams => $1)::text"
 RING_STREAMS = "select true from unnest($1::text[]) as u (name), pg_notify('new_event', u.name)"
-# Who has the lock serves the subscription; it ends with the session, whatever happens.
-LEAD = """
-select array(
-  select pg_try_advisory_lock(hashtextextended(u.name, 7305427006))
-  from unnest($1::text[]) with ordinality as u (name, place)
-  order by u.place)
-"""
-LEAD_IN_TRANSACTION = LEAD.replace("try_advisory_lock", "try_advisory_xact_lock")
-UNLEAD = """
-select count(pg_advisory_unlock(hashtextextended(u.name, 7305427006)))
-from unnest($1::text[]) as u (name)
-"""
 PAYLOAD_SCHEMA = "select messages.payload_schema(queue => $1)"
 LAKES = "select l.*, clock_timestamp() - l.exported_at as idle from messages.lakes() as l"
 

@@ -33,6 +33,7 @@ from notifyq.events import (
     SubscriptionLeft,
     SubscriptionTaken,
 )
+from notifyq.places import Places
 from worker.running import Events, working
 from worker.test_faults import end_sessions
 
@@ -440,6 +441,37 @@ async def test_under_load_no_event_waits_for_the_poll(database: str) -> None:
             await asyncio.gather(*(publish_singly(database, quantity) for _ in range(6)))
         await until(all_came, "each reader has each event", 20)
     await asyncio.gather(*(app.close() for app in apps))
+
+
+async def test_a_busy_place_does_not_look_for_what_has_become_due(
+    app: App, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the worker asks the server all the time, for as long as the batch in hand takes."""
+    turns = 0
+    while_busy: list[int] = []
+    take = Places.take
+
+    async def counted(places: Places) -> Any:
+        nonlocal turns
+        turns += 1
+        return await take(places)
+
+    monkeypatch.setattr(Places, "take", counted)
+
+    @app.subscriber("s", "busy", quantity=1)
+    async def handle(order: Order, event: Event) -> None:
+        if order.n == 0 and not event.retries:
+            raise Retry(after=0.1)
+        if order.n == 1:
+            before = turns
+            await asyncio.sleep(1)
+            while_busy.append(turns - before)
+
+    await app.create_subscriptions()
+    await publish_all(app, range(2))
+    async with working(app, events):
+        await finished(events, 2)
+    assert while_busy[0] < 20
 
 
 async def test_members_have_batches_of_their_own(app: App, events: Events) -> None:

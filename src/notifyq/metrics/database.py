@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from notifyq import monitor, sql
+from notifyq import locks, monitor
 from notifyq.database import connect
 from notifyq.metrics.families import families
 from notifyq.metrics.names import Names
@@ -176,7 +176,7 @@ class DatabaseMetrics(Collector):
             wanted = [] if self._chosen else [_CHOSEN]
         else:
             wanted = [_LEADER]
-        [[granted]] = await self._fetch(sql.LEAD, wanted)
+        [[granted]] = await self._fetch(locks.LEAD, wanted)
         if self._chosen:
             return bool(not wanted or granted[0])
         if wanted == [_LEADER] and not granted[0]:
@@ -184,11 +184,11 @@ class DatabaseMetrics(Collector):
             self._follow()
             return False
         if wanted == [_LEADER]:
-            [[granted]] = await self._fetch(sql.LEAD, [_CHOSEN])
+            [[granted]] = await self._fetch(locks.LEAD, [_CHOSEN])
         if not granted[0]:
             self._follow()
             return False
-        await self._fetch(sql.UNLEAD, [_CHOSEN])
+        await self._fetch(locks.UNLEAD, [_CHOSEN])
         return True
 
     def _follow(self) -> None:

@@ -1,0 +1,39 @@
+"""Statements for locks of a session: they end with it, whatever happens.
+
+Who has the lock of a place in a subscription serves it. Where there are several places, all who
+stand by for one share another lock.
+"""
+
+LEAD = """
+select array(
+  select pg_try_advisory_lock(hashtextextended(u.name, 7305427006))
+  from unnest($1::text[]) with ordinality as u (name, place)
+  order by u.place)
+"""
+LEAD_IN_TRANSACTION = LEAD.replace("try_advisory_lock", "try_advisory_xact_lock")
+UNLEAD = """
+select count(pg_advisory_unlock(hashtextextended(u.name, 7305427006)))
+from unnest($1::text[]) as u (name)
+"""
+STAND_BY = "select pg_try_advisory_lock_shared(hashtextextended($1, 7305427006))"
+STAND_DOWN = "select pg_advisory_unlock_shared(hashtextextended($1, 7305427006))"
+OTHERS = """
+with lock as (
+  select l.pid, l.mode, l.classid::bigint << 32 | l.objid::bigint as key
+  from pg_locks as l
+  join pg_database as d on d.oid = l.database and d.datname = current_database()
+  where l.locktype = 'advisory' and l.objsubid = 1 and l.granted and l.pid <> pg_backend_pid()
+), place as (
+  select l.pid
+  from lock as l
+  join unnest($2::text[]) as u (name) on hashtextextended(u.name, 7305427006) = l.key
+  where l.mode = 'ExclusiveLock'
+)
+select array[(select count(*) from place), min(w.places)]
+from (
+  select (select count(*) from place as p where p.pid = s.pid) as places
+  from lock as s
+  where s.mode = 'ShareLock' and s.key = hashtextextended($1, 7305427006)
+) as w
+"""
+"""Of places $2: how many others have, and how many that of them has least which stands by at $1."""

@@ -1,0 +1,100 @@
+"""Shares of a subscription with several places: whoever has most leaves some to who came later.
+
+A worker with two places more than another one that stands by leaves one, until there is no such
+worker. Who has more than the others is in no hurry to take another place, so that they get it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from typing import TYPE_CHECKING
+
+from notifyq import locks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from notifyq.bell import Promises
+    from notifyq.place import Place
+    from notifyq.session import Session
+
+_LOOK_EVERY, _LONGEST = 3.0, 300.0
+"""Seconds between two looks at what others have. They double each time that nobody else took what
+was left: who stands by may be stuck."""
+_NO_HURRY = 2.5
+"""Seconds between two tries of a worker that has more than others."""
+
+
+class Share:
+    """What this worker has of the places of one subscription."""
+
+    def __init__(self, places: Sequence[Place], promises: Promises) -> None:
+        self._places = places
+        self._promises = promises
+        self._session: Session | None = None
+        self._fewest: int | None = None
+        self._every = _LOOK_EVERY
+        self._look_at = 0.0
+        self._try_at = 0.0
+        self._left: Place | None = None
+
+    @property
+    def next_look(self) -> float:
+        """When to look at what others have, in monotonic seconds."""
+        return math.inf if self._promises.is_deaf else self._look_at
+
+    def may_grow(self) -> bool:
+        """Whether to try for one place more."""
+        now = time.monotonic()
+        if self._fewest is None or len(self._taken) <= self._fewest:
+            return True
+        if now < self._try_at:
+            return False
+        self._try_at = now + _NO_HURRY
+        return True
+
+    def has_grown(self, place: Place) -> None:
+        """Note that a place was got."""
+        is_left, self._left = place is self._left, None
+        self._every = min(2 * self._every, _LONGEST) if is_left else _LOOK_EVERY
+        self._look_at = time.monotonic() + (self._every if is_left else 0)
+
+    async def surplus(self) -> Place | None:
+        """Look at what others have; return the place to leave to them, if there is one."""
+        now = time.monotonic()
+        if now < self._look_at or self._promises.is_deaf:
+            return None
+        self._look_at = now + self._every * random.uniform(0.8, 1.2)  # noqa: S311  nothing secret
+        if not await self._stand_by():
+            return None
+        others, self._fewest = await self._promises.call(
+            locks.OTHERS, self._places[0].lock_of(0), [place.lock for place in self._places]
+        ) or (0, None)
+        taken = self._taken
+        if self._fewest is None or len(taken) < self._fewest + 2:
+            self._every = _LOOK_EVERY
+            return None
+        if others + len(taken) < len(self._places):
+            return None  # there is one to be had
+        # What has nothing in hand goes at once.
+        self._left = min(taken, key=lambda place: place.task is not None)
+        self._try_at = now + _NO_HURRY
+        return self._left
+
+    async def stand_down(self) -> None:
+        """Take no more places from others."""
+        if self._session is not None and self._session is self._promises.session:
+            await self._promises.call(locks.STAND_DOWN, self._places[0].lock_of(0))
+
+    @property
+    def _taken(self) -> list[Place]:
+        return [place for place in self._places if place.is_taken and not place.is_owed]
+
+    async def _stand_by(self) -> bool:
+        session = self._promises.session
+        if self._session is not session:
+            is_there = await self._promises.call(locks.STAND_BY, self._places[0].lock_of(0))
+            self._session = session if is_there else None
+        return self._session is not None
