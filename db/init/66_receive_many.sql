@@ -57,16 +57,15 @@ create or replace function messages.receive_many(
   security definer
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
-  -- The arrays are thought to be short: a nested loop would compare each with each.
-  set enable_nestloop = off
   set jit = off
 as $$
 #variable_conflict use_column
 declare
   v_report messages.relay_report := row('{}'::bigint[], 0, 0);
   v_sent integer := cardinality(receive_many.places);
-  v_places text[];
+  v_drawn bigint[];
   v_ids bigint[];
+  v_are_new boolean;
   v_one record;
   -- Those for which a plain insert is not a publish: streams, and queues that are not durable.
   v_others text[];
@@ -104,50 +103,50 @@ begin
   from unnest(receive_many.queues) as u (name)
   where u.name <> all (v_others)
   group by u.name;
+  v_drawn := array(
+    select nextval('messages.message_id_seq') from generate_series(1, v_sent)
+  );
   -- First: whoever sends the same at the same time waits here for the end of this transaction, and
   -- knows by then what it has received.
   with noted as (
     insert into messages.relay_receipt as r (source, place, message_id, forget_at)
-    select
-      receive_many.source, u.place, nextval('messages.message_id_seq'),
-      clock_timestamp() + receive_many.remember
-    from unnest(receive_many.places) with ordinality as u (place, position)
+    select receive_many.source, u.place, u.id, clock_timestamp() + receive_many.remember
+    from unnest(receive_many.places, v_drawn) with ordinality as u (place, id, position)
     order by u.position
     on conflict do nothing
-    returning r.place, r.message_id
+    returning r.message_id
   )
-  select coalesce(array_agg(n.place), '{}'), coalesce(array_agg(n.message_id), '{}')
-  into v_places, v_ids
-  from noted as n;
+  select coalesce(array_agg(n.message_id), '{}') into v_ids from noted as n;
+  v_are_new := cardinality(v_ids) = v_sent;
   insert into messages.message as m
     (id, queue, message, priority, type, headers, key, max_attempts)
   overriding system value
   select
-    f.id, u.queue, u.message, coalesce(u.priority, 0), u.type, coalesce(u.headers, '{}'), u.key,
+    u.id, u.queue, u.message, coalesce(u.priority, 0), u.type, coalesce(u.headers, '{}'), u.key,
     u.max_attempts
-  from unnest(v_places, v_ids) as f (place, id)
-  join unnest(
-    receive_many.places, receive_many.queues, receive_many.messages, receive_many.priorities,
+  from unnest(
+    v_drawn, receive_many.queues, receive_many.messages, receive_many.priorities,
     receive_many.types, receive_many.headers, receive_many.keys, receive_many.dedup_keys,
     receive_many.max_attempts
-  ) as u (place, queue, message, priority, type, headers, key, dedup_key, max_attempts)
-    on u.place = f.place
+  ) as u (id, queue, message, priority, type, headers, key, dedup_key, max_attempts)
   where u.dedup_key is null
     and u.queue <> all (v_others)
-  order by f.id;
+    -- Not a join: of two arrays, which are thought to be short, each would be compared with each.
+    and (v_are_new or u.id = any (v_ids))
+  order by u.id;
   if v_others <> '{}' or array_remove(receive_many.dedup_keys, null) <> '{}' then
     for v_one in
       select u.*
       from unnest(
-        receive_many.places, receive_many.queues, receive_many.messages, receive_many.priorities,
-        receive_many.types, receive_many.headers, receive_many.keys, receive_many.dedup_keys,
-        receive_many.dedup_scopes, receive_many.max_attempts
+        v_drawn, receive_many.places, receive_many.queues, receive_many.messages,
+        receive_many.priorities, receive_many.types, receive_many.headers, receive_many.keys,
+        receive_many.dedup_keys, receive_many.dedup_scopes, receive_many.max_attempts
       ) with ordinality as u (
-        place, queue, message, priority, type, headers, key, dedup_key, dedup_scope, max_attempts,
-        position
+        id, place, queue, message, priority, type, headers, key, dedup_key, dedup_scope,
+        max_attempts, position
       )
       where (u.dedup_key is not null or u.queue = any (v_others))
-        and u.place = any (v_places)
+        and (v_are_new or u.id = any (v_ids))
       order by u.position
     loop
       v_report.merged := v_report.merged + messages._receive_one(
@@ -155,8 +154,8 @@ begin
         v_one.headers, v_one.key, v_one.dedup_key, v_one.dedup_scope, v_one.max_attempts
       );
     end loop;
-  elsif cardinality(v_ids) = v_sent then
-    v_report.ids := v_ids;
+  elsif v_are_new then
+    v_report.ids := v_drawn;
     return v_report;
   end if;
   v_report.ids := array(

@@ -301,6 +301,32 @@ async def test_who_has_a_key_is_found_by_the_key(
             assert max([0, *plan.rows_of("on message m"), *map(int, removed)]) <= 10, plan.text
 
 
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_what_is_received_is_looked_up_in_the_receipts_not_compared_with_all(
+    explained: Explained, *, is_analysed: bool
+) -> None:
+    await explained.connection.execute(
+        "insert into messages.relay_receipt (source, place, message_id) "
+        "select 's', n::text, n from generate_series(1, 20000) as n"
+    )
+    if is_analysed:
+        await explained.connection.execute("analyze messages.relay_receipt")
+    # Some of it is known, and what came last must be.
+    call = CALLS["receive_many"].replace("'{1,2}', '{d", "'{7,20001}', '{d")
+    call = call.removesuffix(")") + ", after => '{19999,20000}')"
+    for _ in range(TIMES):
+        transaction = explained.connection.transaction()
+        await transaction.start()
+        plans = await explained.plans(call)
+        await transaction.rollback()
+        assert any("relay_receipt_source_place_pk" in plan.text for plan in plans)
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+            assert max([0, *plan.rows_of("on relay_receipt r"), *map(int, removed)]) <= 10, (
+                plan.text
+            )
+
+
 async def test_an_expired_lock_is_found_among_the_locked_not_in_the_backlog(
     explained: Explained,
 ) -> None:
