@@ -24,16 +24,19 @@ with lock as (
   join pg_database as d on d.oid = l.database and d.datname = current_database()
   where l.locktype = 'advisory' and l.objsubid = 1 and l.granted and l.pid <> pg_backend_pid()
 ), place as (
-  select l.pid
+  select l.pid, u.number
   from lock as l
-  join unnest($2::text[]) as u (name) on hashtextextended(u.name, 7305427006) = l.key
+  join unnest($2::text[]) with ordinality as u (name, number)
+    on hashtextextended(u.name, 7305427006) = l.key
   where l.mode = 'ExclusiveLock'
 )
-select array[(select count(*) from place), min(w.places)]
+select array[(select count(*) from place as p where p.number <= $3), min(w.places)]
+  || array_agg(w.pid::bigint order by w.pid) filter (where w.pid is not null)
 from (
-  select (select count(*) from place as p where p.pid = s.pid) as places
+  select s.pid, (select count(*) from place as p where p.pid = s.pid) as places
   from lock as s
   where s.mode = 'ShareLock' and s.key = hashtextextended($1, 7305427006)
 ) as w
 """
-"""Of places $2: how many others have, and how many that of them has least which stands by at $1."""
+"""How many of the first $3 places of $2 others have; of those who stand by at $1, how many places
+that has which has fewest, and who they are."""

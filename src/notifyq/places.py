@@ -172,6 +172,8 @@ class Places:
             return
         for place in left:
             place.is_taken = place.was_taken = place.is_owed = False
+            if share := self._shares.get(place.subscriber.subscription):
+                share.has_left(place)
         if not self._promises.is_deaf:  # else they end with the transaction
             await self._promises.call(locks.UNLEAD, [place.lock for place in left])
         for place in left:

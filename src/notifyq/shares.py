@@ -2,6 +2,7 @@
 
 A worker with two places more than another one that stands by leaves one, until there is no such
 worker. Who has more than the others is in no hurry to take another place, so that they get it.
+During a deployment some may know of fewer places than others: all that a worker has are counted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notifyq import locks
+from notifyq.subscribers import MOST_MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
     from notifyq.place import Place
     from notifyq.session import Session
 
-_LOOK_EVERY, _LONGEST = 3.0, 300.0
-"""Seconds between two looks at what others have. They double each time that nobody else took what
-was left: who stands by may be stuck."""
+_LOOK_EVERY = 3.0
+"""Seconds between two looks at what others have."""
+_LONGEST = 300.0
+"""Longest time in seconds until the next place is left where nobody else took the one before: who
+stands by may be stuck. It doubles each time, and begins anew with whoever comes or goes."""
 _NO_HURRY = 2.5
 """Seconds between two tries of a worker that has more than others."""
 
@@ -32,11 +36,14 @@ class Share:
 
     def __init__(self, places: Sequence[Place], promises: Promises) -> None:
         self._places = places
+        self._names = [places[0].lock_of(number) for number in range(MOST_MEMBERS + 1)]
         self._promises = promises
         self._session: Session | None = None
         self._fewest: int | None = None
-        self._every = _LOOK_EVERY
+        self._standing: list[int] = []
         self._look_at = 0.0
+        self._leave_in = _LOOK_EVERY
+        self._leave_at = 0.0
         self._try_at = 0.0
         self._left: Place | None = None
 
@@ -57,44 +64,58 @@ class Share:
 
     def has_grown(self, place: Place) -> None:
         """Note that a place was got."""
-        is_left, self._left = place is self._left, None
-        self._every = min(2 * self._every, _LONGEST) if is_left else _LOOK_EVERY
-        self._look_at = time.monotonic() + (self._every if is_left else 0)
+        if place is self._left:
+            self._left = None
+            self._leave_in = min(2 * self._leave_in, _LONGEST)
+            self._leave_at = time.monotonic() + self._leave_in
+        else:
+            self._look_at = 0.0
+
+    def has_left(self, place: Place) -> None:
+        """Note that a place is free: what was left to others is theirs to take first."""
+        if place is self._left:
+            self._try_at = time.monotonic() + _NO_HURRY
 
     async def surplus(self) -> Place | None:
         """Look at what others have; return the place to leave to them, if there is one."""
         now = time.monotonic()
         if now < self._look_at or self._promises.is_deaf:
             return None
-        self._look_at = now + self._every * random.uniform(0.8, 1.2)  # noqa: S311  nothing secret
-        if not await self._stand_by():
+        self._look_at = now + _LOOK_EVERY * random.uniform(0.8, 1.2)  # noqa: S311  nothing secret
+        standby, *names = self._names
+        if not await self._stand_by(standby):
             return None
-        others, self._fewest = await self._promises.call(
-            locks.OTHERS, self._places[0].lock_of(0), [place.lock for place in self._places]
-        ) or (0, None)
+        answer = await self._promises.call(locks.OTHERS, standby, names, len(self._places))
+        if answer is None:
+            return None
+        others, self._fewest, *standing = answer
+        if standing != self._standing:
+            self._standing, self._leave_in, self._leave_at = standing, _LOOK_EVERY, 0.0
         taken = self._taken
-        if self._fewest is None or len(taken) < self._fewest + 2:
-            self._every = _LOOK_EVERY
-            return None
         if others + len(taken) < len(self._places):
             return None  # there is one to be had
+        self._left = None
+        if self._fewest is None or len(taken) < self._fewest + 2:
+            self._leave_in = _LOOK_EVERY
+            return None
+        if now < self._leave_at:
+            return None
         # What has nothing in hand goes at once.
         self._left = min(taken, key=lambda place: place.task is not None)
-        self._try_at = now + _NO_HURRY
         return self._left
 
     async def stand_down(self) -> None:
         """Take no more places from others."""
         if self._session is not None and self._session is self._promises.session:
-            await self._promises.call(locks.STAND_DOWN, self._places[0].lock_of(0))
+            await self._promises.call(locks.STAND_DOWN, self._names[0])
 
     @property
     def _taken(self) -> list[Place]:
         return [place for place in self._places if place.is_taken and not place.is_owed]
 
-    async def _stand_by(self) -> bool:
+    async def _stand_by(self, standby: str) -> bool:
         session = self._promises.session
         if self._session is not session:
-            is_there = await self._promises.call(locks.STAND_BY, self._places[0].lock_of(0))
+            is_there = await self._promises.call(locks.STAND_BY, standby)
             self._session = session if is_there else None
         return self._session is not None

@@ -41,7 +41,9 @@ F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T")
 F_co = TypeVar("F_co", bound="Callable[..., Any]", covariant=True)
 
-_MOST_BATCH, _MOST_ATTEMPTS, _MOST_MEMBERS, _MOST_AT_ONCE = 10_000, 1000, 64, 10_000
+MOST_MEMBERS = 64
+"""Places of one subscription."""
+_MOST_BATCH, _MOST_ATTEMPTS, _MOST_AT_ONCE = 10_000, 1000, 10_000
 _BACKOFF = timedelta(seconds=2)
 _REST, _LONGEST_REST = 0.01, 60.0
 
@@ -228,7 +230,7 @@ def _check(
         ("batch", _MOST_BATCH, batch),
         ("quantity", _MOST_BATCH, options.get("quantity")),
         ("max_attempts", _MOST_ATTEMPTS, options.get("max_attempts")),
-        ("members", _MOST_MEMBERS, options.get("members")),
+        ("members", MOST_MEMBERS, options.get("members")),
         ("concurrency", _MOST_AT_ONCE, options.get("concurrency")),
     ):
         whole(option, value, most)

@@ -84,6 +84,30 @@ async def test_even_shares_stay_as_they_are(apps: list[App]) -> None:
         assert [len(events.of(SubscriptionLeft)) for events in everybody] == before
 
 
+async def test_workers_that_know_of_different_numbers_of_places_stay_as_they_are(
+    database: str,
+) -> None:
+    """As during a deployment; who knows of two places sees those of who knows of four."""
+    apps = [App(database) for _ in range(2)]
+    for app, members in zip(apps, (2, 4), strict=True):
+
+        @app.subscriber("s", "shared", members=members)
+        async def handle(_event: int) -> None:
+            return
+
+    await apps[0].streams.create("s")
+    old, new = Events(), Events()
+    async with working(apps[0], old):
+        await until_held((old, 2))
+        async with working(apps[1], new):
+            await until_held((old, 2), (new, 2))
+            before = len(old.of(SubscriptionLeft)) + len(new.of(SubscriptionLeft))
+            await asyncio.sleep(2)  # a few looks of each
+            assert len(old.of(SubscriptionLeft)) + len(new.of(SubscriptionLeft)) == before
+    for app in apps:
+        await app.close()
+
+
 async def test_a_place_is_left_when_its_batch_is_done(database: str) -> None:
     is_held = asyncio.Event()
     app, other = App(database), App(database)
@@ -113,6 +137,7 @@ async def test_a_place_is_left_when_its_batch_is_done(database: str) -> None:
             is_held.set()
             await until_held((first, 1), (second, 1))
         assert len(first.of(BatchFinished)) == 2
+        assert len(first.of(SubscriptionLeft)) == 1  # it was not taken back at once
     await app.close()
     await other.close()
 
@@ -134,3 +159,24 @@ async def test_where_nobody_takes_what_is_left_it_is_left_ever_more_seldom(
         assert time.monotonic() - began > 0.8 * (0.6 + 1.2 + 2.4)
         assert len(left) == 4
         await until_held((events, 4))
+
+
+async def test_who_is_new_does_not_wait_until_one_that_was_stuck_would_be_asked_again(
+    apps: list[App], connect: Connect
+) -> None:
+    stuck = await connect()
+    first, second = Events(), Events()
+    async with working(apps[0], first) as worker:
+        await until_held((first, 4))
+        await stuck.fetchval(
+            "select pg_advisory_lock_shared(hashtextextended($1, 7305427006))::text", "1:s:shared:0"
+        )
+        await first.wait(SubscriptionLeft)
+        [share] = worker._readers[0]._places._shares.values()
+        share._leave_in = 150  # as after many times in vain
+        await until_held((first, 4))
+        await asyncio.sleep(1)
+        assert held(first) == 4
+        await stuck.close()
+        async with working(apps[1], second):
+            await until_held((first, 2), (second, 2))
