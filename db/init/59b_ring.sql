@@ -86,7 +86,7 @@ begin
   end if;
   perform set_config(v_setting, v_last::text, true);
   begin
-    perform pg_advisory_xact_lock(hashtextextended(new.queue, 7305427006));
+    perform pg_advisory_xact_lock(hashtextextended(new.queue, 7305427007));
     select q.* into v_queue from messages.queue as q where q.name = new.queue;
     select r.number, r.room into v_number, v_room
     from messages.volatile_room as r
@@ -180,7 +180,7 @@ begin
     where not q.durable and q.capacity is not null and q.overflow = 'drop_oldest'
     order by q.name
   loop
-    if pg_try_advisory_xact_lock(hashtextextended(v_queue.name, 7305427006)) then
+    if pg_try_advisory_xact_lock(hashtextextended(v_queue.name, 7305427007)) then
       perform messages._trim(v_queue);
     end if;
   end loop;

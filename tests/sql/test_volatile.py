@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from database import Connect, Connection, value
+from notifyq import locks
 from notifyq.errors import InvalidArgumentError, QueueFullError, QueueNotEmptyError
 
 NUMBERS = "select array_agg(m.message::integer order by m.id) from messages.message as m"
@@ -82,6 +83,16 @@ async def test_a_full_ring_has_exactly_the_newest(ring: Connection) -> None:
     assert await ring.fetchval(NUMBERS) == [33, 34, 35, 36, 37]
     assert await ring.fetchval("select dropped from messages.queue_info('ring')") == 15
     assert await ring.fetchval("select count(*) from messages.message_archive") == 0
+
+
+async def test_a_lock_of_a_process_that_has_the_name_of_a_ring_leaves_it_full(
+    ring: Connection, connect: Connect
+) -> None:
+    """A queue may be called what locks.LEAD calls the process that reads the metrics."""
+    assert await (await connect()).fetchval(locks.LEAD, ["ring"]) == [True]
+    for number in range(10, 17):
+        await value(ring, "publish", queue="ring", message=number)
+    assert await ring.fetchval(NUMBERS) == [12, 13, 14, 15, 16]
 
 
 async def test_publishers_of_a_full_ring_do_not_wait_for_one_another(
