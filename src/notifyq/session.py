@@ -57,22 +57,25 @@ class Session:
             return self._hears
 
     async def _is_reached(self, ring: Callable[[str], Coroutine[Any, Any, Any]]) -> bool | None:
-        heard: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        heard = asyncio.Event()
+        came_with: list[int] = []
         channel = f"notifyq_{secrets.token_hex(8)}"
 
         def on_bell() -> None:
-            if not heard.done():
-                heard.set_result(self._calls)
+            came_with.append(self._calls)
+            heard.set()
 
         number = await self.listen(channel, on_bell)
         while not await ring(channel):  # noqa: ASYNC110
             await asyncio.sleep(1)  # the server was not there to ask
         with suppress(TimeoutError):
             async with asyncio.timeout(_HEARS_WITHIN):
-                # A pooler lets a bell through to whoever has the server's session at the moment:
-                # one that came with a later call of ours says nothing.
-                return True if await heard == number else None
-        return False
+                await heard.wait()
+        if not came_with:
+            return False
+        # A pooler lets a bell through to whoever has the server's session at the moment: one that
+        # came with a later call of ours says nothing.
+        return True if came_with[0] == number else None
 
     @property
     def backend_pid(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import asyncpg
 import pytest
 
 from database import Connection, until
+from database import session as opened
 from notifyq import App, ConfigurationError
 from notifyq.config import with_database
 from notifyq.database import Database, connect
@@ -134,6 +136,31 @@ async def test_a_bell_that_comes_with_another_call_says_nothing(
         assert await session.hears(ring) is not is_pooled
         await asyncio.gather(*calls)
         await lent.close()
+
+
+async def test_a_bell_that_is_read_late_has_arrived_all_the_same(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was stopped, or its loop was kept busy, until the time was over."""
+    monkeypatch.setattr("notifyq.session._HEARS_WITHIN", 0.2)
+
+    def ring_and_hold_up(channel: str) -> None:
+        async def ring() -> None:
+            async with opened(database) as other:
+                await other.execute(f"notify {channel}")
+
+        thread = threading.Thread(target=asyncio.run, args=(ring(),))
+        thread.start()
+        thread.join()
+        time.sleep(0.5)
+
+    async def ring(channel: str) -> bool:
+        asyncio.get_running_loop().call_soon(ring_and_hold_up, channel)
+        return True
+
+    direct = await connect(database)
+    assert await Session(direct, 20, lambda: None).hears(ring)
+    await direct.close()
 
 
 async def test_what_a_worker_does_is_done_through_the_pooler(
