@@ -10,7 +10,18 @@ select array(
   from unnest($1::text[]) with ordinality as u (name, place)
   order by u.place)
 """
-LEAD_IN_TRANSACTION = LEAD.replace("try_advisory_lock", "try_advisory_xact_lock")
+LEAD_ONE_OF_EACH = """
+select array(
+  select (
+    select u.name
+    from unnest($1::text[], $2::integer[]) as u (name, choice)
+    where case when u.choice = c.choice
+      then pg_try_advisory_lock(hashtextextended(u.name, 7305427006)) end
+    limit 1)
+  from (select distinct u.choice from unnest($2::integer[]) as u (choice)) as c)
+"""
+"""Of names $1 with the same number in $2 take the first one that is free; which those are."""
+LEAD_IN_TRANSACTION = LEAD_ONE_OF_EACH.replace("try_advisory_lock", "try_advisory_xact_lock")
 UNLEAD = """
 select count(pg_advisory_unlock(hashtextextended(u.name, 7305427006)))
 from unnest($1::text[]) as u (name)

@@ -97,14 +97,16 @@ class Places:
         pause = _TRY_EVERY * random.uniform(0.8, 1.2)  # noqa: S311  nothing secret
         self._try_at = time.monotonic() + pause
         wanted = self._wanted()
-        names = [place.lock for place in wanted]
+        choices = [place.lock for place in wanted], list(wanted.values())
         if self._promises.is_deaf:
-            answers = await self._vigil.call(locks.LEAD_IN_TRANSACTION, names)
+            granted = await self._vigil.call(locks.LEAD_IN_TRANSACTION, *choices)
         else:
-            answers = await self._promises.call(locks.LEAD, names)
+            granted = await self._promises.call(locks.LEAD_ONE_OF_EACH, *choices)
+        if granted is None:
+            return []
         taken = []
-        for place, is_granted in zip(wanted, answers or (), strict=False):
-            if is_granted:
+        for place in wanted:
+            if place.lock in granted:
                 taken.append(place)
                 self._taken(place)
             elif place.was_taken:
@@ -135,20 +137,24 @@ class Places:
             self.break_off()
         return session is not None
 
-    def _wanted(self) -> list[Place]:
-        """What was ours, and of each subscription one place more: others want some, too."""
-        wanted = []
-        subscriptions = set()
-        for place in random.sample(self._all, len(self._all)):  # not always the same one
-            if place.is_taken:
-                continue
-            if place.was_taken:
-                wanted.append(place)
-            elif (subscription := place.subscriber.subscription) not in subscriptions:
-                subscriptions.add(subscription)
-                share = self._shares.get(subscription)
-                if share is None or share.may_grow():
-                    wanted.append(place)
+    def _wanted(self) -> dict[Place, int]:
+        """What was ours, and of each subscription one place more: others want some, too.
+
+        Of those with the same number one is wanted, whichever is free.
+        """
+        wanted = {}
+        choices: dict[tuple[str, str], int | None] = {}
+        for number, place in enumerate(random.sample(self._all, len(self._all))):
+            subscription = place.subscriber.subscription
+            if place.was_taken and not place.is_taken:
+                wanted[place] = number
+            elif not place.is_taken:
+                if subscription not in choices:
+                    share = self._shares.get(subscription)
+                    may_grow = share is None or share.may_grow()
+                    choices[subscription] = number if may_grow else None
+                if (choice := choices[subscription]) is not None:
+                    wanted[place] = choice
         return wanted
 
     def _taken(self, place: Place) -> None:

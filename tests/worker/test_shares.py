@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from database import until
-from notifyq import App
+from notifyq import App, locks
 from notifyq.events import BatchFinished, SubscriptionLeft, SubscriptionTaken
 from worker.running import Events, working
 
@@ -106,6 +106,25 @@ async def test_workers_that_know_of_different_numbers_of_places_stay_as_they_are
             assert len(old.of(SubscriptionLeft)) + len(new.of(SubscriptionLeft)) == before
     for app in apps:
         await app.close()
+
+
+async def test_of_many_places_the_one_that_is_free_is_found_at_once(
+    database: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notifyq.places._TRY_EVERY", 60)
+    app = App(database)
+
+    @app.subscriber("s", "shared", members=64)
+    async def handle(_event: int) -> None:
+        return
+
+    await app.streams.create("s")
+    names = [f"1:s:shared:{number}" for number in range(1, 65) if number != 40]
+    assert all(await (await connect()).fetchval(locks.LEAD, names))
+    events = Events()
+    async with working(app, events):
+        assert [it.member for it in await events.wait(SubscriptionTaken, seconds=10)] == [40]
+    await app.close()
 
 
 async def test_a_place_is_left_when_its_batch_is_done(database: str) -> None:
