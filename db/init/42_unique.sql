@@ -172,13 +172,14 @@ create or replace function messages._forget_keys(quantity bigint)
   set jit = off
 as $$
 declare
+  v_now timestamptz := clock_timestamp();
   v_forgotten integer;
 begin
   delete from messages.dedup as d
   where d.ctid = any (array(
     select e.ctid
     from messages.dedup as e
-    where e.expires_at <= clock_timestamp()
+    where e.expires_at <= v_now
     order by e.expires_at
     limit _forget_keys.quantity
     for update skip locked

@@ -56,6 +56,7 @@ create or replace function messages._glance(
   set jit = off
 as $$
 declare
+  v_now timestamptz := clock_timestamp();
   v_last messages.batch;
   v_moment record;
 begin
@@ -73,7 +74,7 @@ begin
       from messages.event_retry as r
       where r.subscription = _glance.subscription
         and r.batch is null
-        and r.due_at <= clock_timestamp()
+        and r.due_at <= v_now
     )
   then
     return;

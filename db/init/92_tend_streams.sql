@@ -65,6 +65,7 @@ create or replace function messages._tick_idle(stream messages.stream, fresh big
   set jit = off
 as $$
 declare
+  v_now timestamptz := clock_timestamp();
   v_tick messages.tick;
   v_table text := messages._event_table(stream.segment);
   v_is_there boolean;
@@ -75,7 +76,7 @@ begin
     'select exists (select from messages.%I as e where e.id > %L)', v_table, v_tick.high
   )
   into v_is_there;
-  if v_is_there and v_tick.created_at < clock_timestamp() - interval '1 second' then
+  if v_is_there and v_tick.created_at < v_now - interval '1 second' then
     perform messages._cut_tick(stream, false, fresh);
     v_tick.snapshot := pg_current_snapshot();
   end if;
@@ -93,7 +94,7 @@ begin
           select from messages.event_retry as r
           where r.subscription = u.id
             and r.batch is null
-            and r.due_at <= clock_timestamp()
+            and r.due_at <= v_now
         )
       )
   ) then

@@ -145,8 +145,11 @@ create or replace function messages.report_anomalies(anomalies jsonb, alerts tex
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
 as $$
 declare
+  v_year timestamptz := clock_timestamp() - interval '400 days';
   v_row messages.anomaly;
 begin
   -- What nobody would look at any more; a few more than one call adds in the long run.
@@ -154,7 +157,7 @@ begin
   where (a.queue, a.metric, a.bucket_at) in (
     select o.queue, o.metric, o.bucket_at
     from messages.anomaly as o
-    where o.found_at < clock_timestamp() - interval '400 days'
+    where o.found_at < v_year
     order by o.found_at
     limit 10000
   );

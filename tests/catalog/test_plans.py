@@ -527,3 +527,105 @@ async def test_a_page_of_the_audit_reads_what_it_shows(
             read = sum(plan.rows_of("on audit a"))
             removed = sum(map(int, re.findall(r"Rows Removed by Filter: (\d+)", plan.text)))
             assert 0 < read + removed <= 10, plan.text
+
+
+# What a call of a workflow may read: a few rows of each table, however many wait for others.
+FOLLOWED = {
+    "finish": "select messages.finish(3, 1)",
+    "finish as dead": "select messages.finish(4, 1, 'failed')",
+    "finish as dead, for one that holds": "select messages.finish(5, 1, 'failed')",
+    "take": "select * from messages.take('taken', 3)",
+    "reap": "select messages.reap()",
+    "cancel": "select messages.cancel(7)",
+    "publish": "select messages.publish('default', '1', after => array[8, 9])",
+}
+
+
+# Each in a session of its own: the plan that the first call leads to is kept for all others.
+@pytest.mark.parametrize("call", FOLLOWED)
+@pytest.mark.parametrize("analysed", ["while it was filled", "now"])
+async def test_who_waits_for_a_message_is_found_by_its_id(
+    explained: Explained, connect: Connect, call: str, analysed: str
+) -> None:
+    connection = explained.connection
+    async with connection.transaction():
+        await connection.execute("""
+            set auto_explain.log_min_duration = -1;
+            select messages.create_queue('taken');
+            insert into messages.message (id, message) overriding system value
+            select n, '1' from generate_series(1, 20000) as n;
+            insert into messages.message (id, message, blockers, available_at)
+            overriding system value
+            select 100000 + n, '1', 1, 'infinity' from generate_series(1, 20000) as n;
+            insert into messages.dependency (message_id, after_id, position, on_failure)
+            select 100000 + n, n, 1, case when n = 5 then 'hold' else 'cancel' end
+            from generate_series(1, 20000) as n;
+            update messages.message set state = 'locked', locked_at = now(), attempts = 1,
+              lock_token = 1, lock_expires_at = now() + interval '1 hour' * sign(10 - id)
+            where id in (3, 4, 5, 13, 14, 15);
+            update messages.message set queue = 'taken' where id in (10, 11, 12);
+            select setval('messages.message_id_seq', 200000);
+        """)
+        await (await connect()).execute("analyze messages.message")
+    await connection.execute("analyze messages.dependency")
+    if analysed == "now":
+        await connection.execute("analyze messages.message")
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for _ in range(TIMES):
+        transaction = connection.transaction()
+        await transaction.start()
+        plans = await explained.plans(FOLLOWED[call])
+        await transaction.rollback()
+        assert any("on dependency" in plan.text for plan in plans)
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+            read = [*plan.rows_of("on message"), *plan.rows_of("on dependency")]
+            assert max([0, *read, *map(int, removed)]) <= 10, plan.text
+
+
+# What looks for the few rows of a table that are due.
+DUE = {
+    "next_batch": "select messages.next_batch('s', 'a')",
+    "forward_pending": "select messages.forward_pending()",
+    "maintain": "select messages.maintain()",
+    "report_anomalies": "select messages.report_anomalies('[]')",
+}
+
+
+async def test_what_is_due_is_found_by_its_time_however_much_is_for_later(
+    explained: Explained,
+) -> None:
+    connection = explained.connection
+    await connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        select messages.create_stream('s');
+        select messages.subscribe('s', 'a');
+        select messages.forward('s', 'b', 'default');
+        insert into messages.event_retry (
+          subscription, event_id, due_at, retries, created_at, message, headers
+        )
+        select u.id, n, now() + interval '1 hour', 1, now(), '1', '{}'
+        from messages.subscription as u, generate_series(1, 20000) as n;
+        insert into messages.dedup (queue, dedup_key, id, expires_at)
+        select 'default', n::text, n, now() + interval '1 hour'
+        from generate_series(1, 20000) as n;
+        insert into messages.anomaly (
+          bucket_at, value, expected, chance, finished, queue, metric, details
+        )
+        select now() - n * interval '1 minute', 1, 1, 1, 1, 'default', 'wait', ''
+        from generate_series(1, 20000) as n;
+    """)
+    await connection.execute("""
+        analyze messages.event_retry, messages.dedup, messages.anomaly;
+        set auto_explain.log_min_duration = 0;
+    """)
+    for call, statement in DUE.items():
+        for _ in range(TIMES):
+            plans = await explained.plans(statement)
+            tables = re.compile(r"on (event_retry|dedup|anomaly)\b")
+            plans = [plan for plan in plans if tables.search(plan.text)]
+            assert plans, call
+            for plan in plans:
+                removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+                read = plan.rows_of("on (?:event_retry|dedup|anomaly)")
+                assert max([0, *read, *map(int, removed)]) <= 10, (call, plan.text)
