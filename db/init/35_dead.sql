@@ -113,22 +113,32 @@ declare
   v_events bigint[];
 begin
   with dead as materialized (
-    select d.id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts,
-      d.subscriber, d.event_id
-    from messages.dead_message as d
-    where d.id = any (dead_retry.ids)
-      -- Events that were skipped as a whole are in no row that could be handed out.
-      and (d.subscriber is null or d.event_id is not null)
-      and not exists (select from messages.redrive as r where r.archive_id = d.id)
+    select o.*, coalesce(o.event_id, nextval('messages.message_id_seq')) as message_id
+    from (
+      select d.id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts,
+        d.subscriber, d.event_id
+      from messages.dead_message as d
+      where d.id = any (dead_retry.ids)
+        -- Events that were skipped as a whole are in no row that could be handed out.
+        and (d.subscriber is null or d.event_id is not null)
+        -- `offset 0`: one look for each, however few had been published again for the plan.
+        and not exists (select from messages.redrive as r where r.archive_id = d.id offset 0)
+      order by d.id
+    ) as o
   ),
   -- The primary key lets one of two sessions publish: the other waits for its commit, then skips
   -- the row. In id order, so that two of them with common ids never wait for each other.
   recorded as (
     insert into messages.redrive as r (archive_id, message_id)
-    select o.id, coalesce(o.event_id, nextval('messages.message_id_seq'))
-    from (select d.id, d.event_id from dead as d order by d.id) as o
+    select d.id, d.message_id from dead as d order by d.id
     on conflict on constraint redrive_archive_id_pk do nothing
-    returning r.archive_id, r.message_id
+    returning r.archive_id
+  ),
+  chosen as materialized (
+    select d.*
+    from dead as d
+    -- Not a join: they are thought to be few, and each would be compared with each.
+    where (d.id in (select r.archive_id from recorded as r)) is true
   ),
   -- Without the key: a live message may have it by now, and this one must be published.
   published as (
@@ -136,19 +146,17 @@ begin
       (id, queue, type, priority, message, headers, key, max_attempts)
       overriding system value
     select
-      r.message_id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts
-    from recorded as r
-    join dead as d on d.id = r.archive_id
-    where d.subscriber is null
-    order by r.message_id
+      c.message_id, c.queue, c.type, c.priority, c.message, c.headers, c.key, c.max_attempts
+    from chosen as c
+    where c.subscriber is null
+    order by c.message_id
   )
   select
-    array_agg(r.archive_id order by r.message_id),
-    array_agg(r.message_id order by r.message_id),
-    array_agg(r.archive_id order by r.archive_id) filter (where d.subscriber is not null)
+    array_agg(c.id order by c.message_id),
+    array_agg(c.message_id order by c.message_id),
+    array_agg(c.id order by c.id) filter (where c.subscriber is not null)
   into v_dead, v_again, v_events
-  from recorded as r
-  join dead as d on d.id = r.archive_id;
+  from chosen as c;
   if v_events is not null then
     perform messages._deliver_again(v_events);
   end if;

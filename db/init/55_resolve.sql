@@ -20,6 +20,8 @@ create or replace function messages._lock_dependents(
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
+  -- Which _archive() has switched off: all that waits for anything would be read.
+  set enable_nestloop = on
   set lock_timeout = '200ms'
 as $$
 declare
@@ -86,6 +88,9 @@ create or replace function messages._resolve(
   language plpgsql
   set enable_seqscan = off
   set enable_bitmapscan = off
+  -- All rows are found by their ids. Those are thought to be few: a nested loop would compare each
+  -- with each.
+  set enable_nestloop = off
   set jit = off
 as $$
 declare
@@ -105,6 +110,7 @@ begin
     set status = e.status
     from ended as e
     where d.after_id = e.id
+      and d.after_id = any (ids || v_doomed)
       and d.status is null
     returning d.message_id, d.available_at, d.delay,
       case when e.status <> 'success' then d.on_failure end as failing
@@ -127,7 +133,6 @@ begin
         else greatest(c.due, now()) end
     from counted as c
     where m.id = c.message_id
-      -- So that no plan reads all others: one from when the table was thought to be empty would.
       and m.id = any (array(select k.message_id from counted as k))
       and m.blockers is not null
     returning m.id, m.state
@@ -160,9 +165,8 @@ create or replace function messages._settle_dependencies(
   returns void
   language plpgsql
   set enable_seqscan = off
-  -- Which _archive() and those that call it have switched off, and that holds for the triggers of
-  -- what they write: all that waits for anything would be read.
-  set enable_nestloop = on
+  -- Which those that call _archive() may have switched off, and that holds for the triggers of what
+  -- it writes: all that waits for anything would be read in its order.
   set enable_sort = on
   set jit = off
 as $$

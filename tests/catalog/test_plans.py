@@ -583,6 +583,58 @@ async def test_who_waits_for_a_message_is_found_by_its_id(
             assert max([0, *read, *map(int, removed)]) <= 10, plan.text
 
 
+# 2000 messages of 20,000: what one waits for, what others wait for, and what died.
+MANY = {
+    "finish": "select messages.finish(1, 1)",
+    "finish_many": "select count(*) from messages.finish_many("
+    "array(select n from generate_series(2, 2001) as n), array_fill(1::bigint, array[2000]), "
+    "array_fill('success'::messages.message_status, array[2000]))",
+    "dead_retry": "select count(*) from messages.dead_retry("
+    "variadic array(select n from generate_series(300001, 302000) as n))",
+    "redrive": "select messages.redrive(quantity => 2000)",
+}
+
+
+@pytest.mark.parametrize("call", MANY)
+async def test_what_goes_on_with_many_is_not_compared_with_each_other(
+    explained: Explained, call: str
+) -> None:
+    connection = explained.connection
+    await connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        set client_min_messages = error;
+        insert into messages.message (id, message) overriding system value
+        select n, '1' from generate_series(1, 20000) as n;
+        update messages.message set state = 'locked', locked_at = now(), attempts = 1,
+          lock_token = 1, lock_expires_at = now() + interval '1 hour'
+        where id <= 2001;
+        insert into messages.message (id, message, blockers, available_at) overriding system value
+        select 100000 + n, '1', 1, 'infinity' from generate_series(1, 4000) as n;
+        insert into messages.dependency (message_id, after_id, position, on_failure)
+        select 100000 + n, case when n <= 2000 then 1 else n - 1999 end, 1, 'cancel'
+        from generate_series(1, 4000) as n;
+        insert into messages.message_archive (
+          id, created_at, available_at, lock_token, priority, attempts, status, queue, message,
+          headers
+        )
+        select 300000 + n, now(), now(), 1, 0, 1, 'failed', 'default', '1', '{}'
+        from generate_series(1, 20000) as n;
+        select setval('messages.message_id_seq', 400000);
+    """)
+    await connection.execute("analyze messages.message, messages.dependency")
+    await connection.execute("analyze messages.message_archive")
+    await connection.execute("set client_min_messages = log; set auto_explain.log_min_duration = 0")
+    for _ in range(TIMES):
+        transaction = connection.transaction()
+        await transaction.start()
+        plans = await explained.plans(MANY[call])
+        await transaction.rollback()
+        assert plans
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by Join Filter: (\d+)", plan.text)
+            assert sum(map(int, removed)) <= 2000, plan.text
+
+
 # What looks for the few rows of a table that are due.
 DUE = {
     "next_batch": "select messages.next_batch('s', 'a')",
