@@ -169,7 +169,7 @@ class Attendance:
     async def _before_sleep(self) -> float:
         if silence := self._promises.silence:
             if not await silence.is_over(self._promises):
-                return silence.next_check()
+                return silence.next_check
             self._promises.silence = None
             self._owes_look_since = self._dry_looks
         return _AT_ONCE if self.owes_look and not self._has_failed else self._poll

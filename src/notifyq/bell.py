@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -48,18 +49,25 @@ class Silence:
         self.queues = set(queues)
         self._number = number
         self._check_in = _FIRST_CHECK
+        self._check_at = 0.0
 
+    @property
     def next_check(self) -> float:
         """Seconds to the next check, longer from time to time."""
-        check_in, self._check_in = self._check_in, min(2 * self._check_in, _LAST_CHECK)
-        return check_in
+        return max(0.0, self._check_at - time.monotonic())
 
     async def is_over(self, promises: Promises) -> bool:
         """Whether all of them have ended, so that one more look finds what they published."""
+        if self.next_check > 0:  # bells may wake whoever waits for it
+            return False
+        is_over = False
         if self._number is None:  # the server could not be asked when it began
             self._number = await promises.ask(sql.NUMBER)
-            return False
-        return await promises.ask(sql.SETTLED, self._number) is True
+        else:
+            is_over = await promises.ask(sql.SETTLED, self._number) is True
+        self._check_at = time.monotonic() + self._check_in
+        self._check_in = min(2 * self._check_in, _LAST_CHECK)
+        return is_over
 
 
 class Promises:

@@ -30,6 +30,7 @@ from notifyq.events import (
     log_sink,
 )
 from notifyq.listener import Listener
+from notifyq.pace import Wake
 from notifyq.route import Route
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Broker:
         self._connection: Connection | None = None
         self._identity: tuple[int, Any] | None = None
         self._where = {"role": "", "database": ""}
-        self._wake = asyncio.Event()
+        self._wake = Wake()
         self._stopping: asyncio.Task[None] | None = None
         self._stops = 0
 
@@ -155,9 +156,7 @@ class Broker:
         return self._stops > 0
 
     async def _rest(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
+        await self._wake.rest(seconds)
 
     async def _run(self) -> bool:
         """Handle what is there; true where the broker is to stop."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ from notifyq.archive import Archive
 from notifyq.doorbell import Hearing
 from notifyq.errors import ForeignPositionError
 from notifyq.listener import Listener
+from notifyq.pace import Wake
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -43,7 +42,7 @@ class DeadLetters:
         self._queue = queue
         self._poll = poll
         self._sink = sink
-        self._wake = asyncio.Event()
+        self._wake = Wake()
         self._from: str | datetime | None = since or seen
         self._handed = seen
 
@@ -81,9 +80,7 @@ class DeadLetters:
                 if listener.failed.done():
                     listener.failed.result()
                 if not dead:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(self._poll):
-                            await self._wake.wait()
+                    await self._wake.rest(self._poll)
 
     async def _look(self, start: str | datetime) -> tuple[str, list[ArchivedMessage]]:
         if isinstance(start, datetime):

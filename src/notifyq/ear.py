@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from notifyq.events import Guarded
     from notifyq.readers import Readers
 
-_VAIN, _VAIN_RATE = 10, 100.0
-"""Bells that may be about nothing, at once and a second: anybody may ring, all the time."""
-
 
 class Ear:
     """Hears for a worker; `wake` is called for each bell that its claims should answer."""
@@ -41,7 +38,7 @@ class Ear:
         self._attendance = attendance
         self._readers = readers
         self._wake = wake
-        self._vain = Allowance(_VAIN, _VAIN_RATE)
+        self._vain = Allowance()
         self._rung_at: float | None = None
 
     def take(self) -> float | None:

@@ -5,7 +5,9 @@ And what came too late for a look.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ _MOST = 1000
 """Most messages at hand, however fast they are: as many as one statement finishes."""
 _WINDOW = 0.02
 """Seconds that one measurement lasts at least."""
+_VAIN, _VAIN_RATE = 10, 100.0
+"""Bells that may be about nothing, at once and a second: anybody may ring, all the time."""
 _LATE = 0.02
 """Seconds that a question for what has come since a look may take to reach the server."""
 _LATEST = 5.0
@@ -62,7 +66,7 @@ class Pace:
 class Allowance:
     """So many looks may be in vain at once, and so many a second after that: a token bucket."""
 
-    def __init__(self, burst: int, rate: float) -> None:
+    def __init__(self, burst: int = _VAIN, rate: float = _VAIN_RATE) -> None:
         self._burst = burst
         self._rate = rate
         self._left = float(burst)
@@ -74,6 +78,22 @@ class Allowance:
         self._left = min(self._burst, self._left + (now - self._since) * self._rate) - 1
         self._since = now
         return max(0.0, -self._left / self._rate)
+
+
+class Wake(asyncio.Event):
+    """Set by a bell, for a loop that looks and then waits for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._vain = Allowance()
+
+    async def rest(self, seconds: float) -> None:
+        """Wait until it rings, or for so long; and a moment longer where it rings all the time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.wait()
+        if self.is_set() and (pause := self._vain.spend()) > 0:
+            await asyncio.sleep(pause)
 
 
 async def came_since(

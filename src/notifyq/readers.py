@@ -84,11 +84,9 @@ class Readers:
 
     def hear(self, payload: str) -> None:
         """Look where the bell has rung; an empty payload: anywhere."""
-        if not payload:
-            self._look_at_all()
-        elif payload in self._streams:
+        if not payload or payload in self._streams:
             self._is_rung = True
-            self._due.update(it for it in self._places if it.stream == payload)
+            self._due.update(it for it in self._places if payload in {"", it.stream})
             self._wake.set()
 
     def _look_at_all(self) -> None:
@@ -105,7 +103,7 @@ class Readers:
             self._has_ended.set()
 
     async def _serve_until_stopped(self) -> None:
-        vain = Allowance(10, 100.0)
+        vain = Allowance()
         polled_at = 0.0
         while not self._is_stopping:
             self._wake.clear()

@@ -5,8 +5,7 @@ What a batch does happens on the pool, or in the transaction that it was opened 
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -17,6 +16,7 @@ from notifyq.errors import BatchNotFoundError, ConfigurationError
 from notifyq.event import Event
 from notifyq.events import log_sink
 from notifyq.listener import Listener
+from notifyq.pace import Wake
 from notifyq.values import duration
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Subscription:
         Publishing wakes the loop. It is at least once: what a body has done before it failed is
         done again.
         """
-        wake = asyncio.Event()
+        wake = Wake()
         async with self._listening(wake):
             while True:
                 # Cleared before the look: a bell that rings during it causes another look.
@@ -251,7 +251,7 @@ class Subscription:
             await batch.finish()
 
     @asynccontextmanager
-    async def _listening(self, wake: asyncio.Event) -> AsyncIterator[None]:
+    async def _listening(self, wake: Wake) -> AsyncIterator[None]:
         def hear(_channel: str, payload: str) -> None:
             if payload in {"", self.stream}:
                 wake.set()
@@ -270,9 +270,7 @@ class Subscription:
             self._failed = listener.failed
             yield
 
-    async def _sleep(self, wake: asyncio.Event) -> None:
+    async def _sleep(self, wake: Wake) -> None:
         if self._failed.done():
             self._failed.result()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._poll.total_seconds()):
-                await wake.wait()
+        await wake.rest(self._poll.total_seconds())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from notifyq import sql
 from notifyq.doorbell import Hearing
 from notifyq.event import Event
 from notifyq.listener import Listener
+from notifyq.pace import Wake
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -29,7 +28,7 @@ class Tail:
         self._database = database
         self._stream = stream
         self._sink = sink
-        self._wake = asyncio.Event()
+        self._wake = Wake()
 
     async def events(self, *, poll: float = 1) -> AsyncGenerator[list[Event], None]:
         """Events as they come, for ever, those of one look together."""
@@ -57,9 +56,7 @@ class Tail:
                     yield found
                 if listener.failed.done():
                     listener.failed.result()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(poll):
-                        await self._wake.wait()
+                await self._wake.rest(poll)
 
     def _hear(self, _channel: str, payload: str) -> None:
         if payload in {"", self._stream}:

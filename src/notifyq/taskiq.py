@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -26,6 +26,7 @@ from notifyq.heartbeat import Heartbeat, Lock
 from notifyq.inbox import Inbox
 from notifyq.listener import Listener
 from notifyq.model import Success
+from notifyq.pace import Wake
 from notifyq.payload import Json, check_json
 from notifyq.upkeep import Upkeep
 
@@ -66,7 +67,7 @@ class NotifyqBroker(AsyncBroker):
         self._queue = queue
         self._prefetch = prefetch
         self._policy = Policy(max_attempts=max_attempts)
-        self._wake = asyncio.Event()
+        self._wake = Wake()
         self._locks: dict[int, Lock] = {}
         self._heartbeat = Heartbeat(
             lambda key: log.warning("the lock of message %d is lost", key[0])
@@ -121,9 +122,7 @@ class NotifyqBroker(AsyncBroker):
             for message in messages:
                 yield AckableMessage(data=_data(message), ack=partial(self._ack, message))
             if len(messages) < self._prefetch:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL):
-                        await self._wake.wait()
+                await self._wake.rest(_POLL)
 
     async def shutdown(self) -> None:
         """Release what was not acknowledged, and close the connections."""
@@ -146,7 +145,7 @@ class NotifyqBroker(AsyncBroker):
             Listener(
                 database.listen_dsn,
                 [sql.NEW_MESSAGE],
-                lambda _channel, _payload: self._wake.set(),
+                self._hear,
                 settings=database.settings,
                 name="notifyq taskiq",
                 ping=10,
@@ -160,6 +159,10 @@ class NotifyqBroker(AsyncBroker):
         self._open.push_async_callback(asyncio.wait, [upkeep])
         self._open.callback(upkeep.cancel)
         return inbox, listener
+
+    def _hear(self, _channel: str, payload: str) -> None:
+        if payload.rpartition(":")[0] in {"", self._queue}:
+            self._wake.set()
 
     async def _ack(self, message: Message) -> None:
         if (lock := self._locks.pop(message.id, None)) is not None and self._inbox is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -148,3 +149,30 @@ async def test_a_second_one_of_the_role_is_refused(app: Connection, database: st
                 pass
     async with Broker(database):
         assert await is_running(app)
+
+
+async def test_it_calls_the_server_a_hundred_times_a_second_at_most(
+    database: str, app: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is published into other streams rings, too."""
+    runs = 0
+    run = Broker._run
+
+    async def counted(broker: Broker) -> bool:
+        nonlocal runs
+        runs += 1
+        return await run(broker)
+
+    monkeypatch.setattr(Broker, "_run", counted)
+    await register(app, "p")
+
+    async def has_run() -> bool:
+        await app.execute("select pg_notify('new_event', 'other')")
+        return runs > 3
+
+    async with serving(database, [], DEAF):
+        await until(has_run, "it looks when it rings")
+        before, began = runs, time.monotonic()
+        while time.monotonic() < began + 1:
+            await app.execute("select pg_notify('new_event', 'other')")
+        assert runs - before <= 20 + 100 * (time.monotonic() - began)

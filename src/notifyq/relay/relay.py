@@ -43,8 +43,6 @@ log = logging.getLogger("notifyq.relay")
 
 _TICK = 0.5
 """Seconds between two looks at the locks."""
-_VAIN, _VAIN_RATE = 10, 100.0
-"""Bells that may be about nothing, at once and a second."""
 
 
 class Relay:
@@ -167,7 +165,7 @@ class Relay:
         self._stall = Stall(self._target, self._sink, on_end=self._wake.set)
 
     async def _move_until_stopped(self) -> None:
-        vain = Allowance(_VAIN, _VAIN_RATE)
+        vain = Allowance()
         while not self._stops:
             # Cleared before the look: a bell that rings while it is under way must set it again.
             is_rung = self._wake.is_set()

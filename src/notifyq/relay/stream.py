@@ -19,6 +19,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.events import Guarded, log_sink
 from notifyq.listener import Listener
 from notifyq.model import decode
+from notifyq.pace import Wake
 from notifyq.relay.events import RelayMoved, RelayRefused, RelayStarted, RelayStopped
 from notifyq.relay.introduction import introduce
 from notifyq.relay.message import RelayMessage
@@ -113,7 +114,7 @@ class StreamRelay:
         self._accepts_restored = accept_restored
         self._settings = settings or RelaySettings.load()
         self._sink = Guarded(sink)
-        self._wake = asyncio.Event()
+        self._wake = Wake()
         self._is_stopping = False
         self._home: asyncio.AbstractEventLoop | None = None
         self._moving: asyncio.Task[None] | None = None
@@ -200,9 +201,7 @@ class StreamRelay:
                 continue
             if self._once:
                 return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.poll.total_seconds()):
-                    await self._wake.wait()
+            await self._wake.rest(self._settings.poll.total_seconds())
 
     async def _move(self, batch: int, rows: list[asyncpg.Record], since: float) -> None:
         events = _Events(rows, self.label, self._queue)
