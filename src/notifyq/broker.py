@@ -169,6 +169,8 @@ class Broker:
             return True
         async for attempt in retrying("the broker", log, self._database.settings.retry_for):
             with attempt:
+                if self._is_stopping():
+                    return False
                 await self._reconnect()
                 [status] = await self._session().fetch(sql.BROKER_STATUS)
                 if not status["wanted"]:

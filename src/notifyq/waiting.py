@@ -96,6 +96,8 @@ class MessageInbox:
         self.worker = f"{worker}:{place}" if worker else place
         self._inbox = Inbox(database, self.worker)
         self._held: dict[int, Message] = {}
+        self._in_doubt = False
+        """Whether a claim without an answer may have locked a message that nobody knows of."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -119,7 +121,7 @@ class MessageInbox:
         """
         names = _names(queues, filters)
         end = _end(timeout)
-        if message := await self._look(names, filters, lock_timeout):
+        if message := await self._look(names, filters, lock_timeout, end):
             return message
         with self._bells.waking(names) as wake:
             while True:
@@ -127,7 +129,7 @@ class MessageInbox:
                 await self._bells.listen()
                 wake.clear()
                 began = time.monotonic()
-                if message := await self._look(names, filters, lock_timeout):
+                if message := await self._look(names, filters, lock_timeout, end):
                     return message
                 looked = time.monotonic()
                 if looked >= end:
@@ -192,7 +194,10 @@ class MessageInbox:
         queues: list[str],
         filters: Sequence[str | None] | None,
         lock_timeout: timedelta | None,
+        end: float,
     ) -> Message | None:
+        if self._in_doubt and not await self._release_orphans(end):
+            return None
         claim = asyncio.create_task(
             self._inbox.claim(
                 queues, 1, lock_timeout=lock_timeout, filters=filters or [None] * len(queues)
@@ -201,8 +206,8 @@ class MessageInbox:
         try:
             claimed = await asyncio.shield(claim)
         except DatabaseUnavailableError:
-            # It may have locked a message that nobody will hear of.
-            await self._inbox.release_orphans(list(self._held))
+            self._in_doubt = True
+            await self._release_orphans(end)
             return None
         except asyncio.CancelledError:
             # Nobody is there to take it.
@@ -212,6 +217,16 @@ class MessageInbox:
         for message in claimed:
             self._held[message.id] = message
         return claimed[0] if claimed else None
+
+    async def _release_orphans(self, end: float) -> bool:
+        """Have no message locked that nobody knows of; false where that takes beyond the end."""
+        # The call is tried again for minutes; who waits for less is not kept waiting.
+        seconds = None if end == float("inf") else max(0.0, end - time.monotonic())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._inbox.release_orphans(list(self._held))
+                self._in_doubt = False
+        return not self._in_doubt
 
 
 def _names(queues: Sequence[str], filters: Sequence[str | None] | None) -> list[str]:

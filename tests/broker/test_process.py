@@ -12,15 +12,24 @@ import asyncpg
 import pytest
 
 from broker.procedures import is_running, prepare, register, seen, send, until_seen
-from database import until
+from database import install, session, until
 from notifyq.broker import Broker
 from notifyq.config import BrokerSettings
-from notifyq.events import BrokerLost, BrokerStarted, BrokerStopped, Event, ProcedureFailed
+from notifyq.events import (
+    BrokerLost,
+    BrokerStarted,
+    BrokerStopped,
+    Event,
+    ListenerConnected,
+    ProcedureFailed,
+)
+from worker.conftest import mortal_server  # noqa: F401  a fixture
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from database import Connection
+    from notifyq.embedded import Server
 
 # So that what wakes a broker can only be the bell.
 DEAF = BrokerSettings.load(poll=timedelta(minutes=10))
@@ -176,3 +185,26 @@ async def test_it_calls_the_server_a_hundred_times_a_second_at_most(
         while time.monotonic() < began + 1:
             await app.execute("select pg_notify('new_event', 'other')")
         assert runs - before <= 20 + 100 * (time.monotonic() - began)
+
+
+@pytest.mark.timeout(120)
+async def test_a_stop_does_not_wait_for_a_server_that_is_away(
+    mortal_server: Server,  # noqa: F811
+) -> None:
+    async with session(mortal_server.dsn) as there:
+        await install(there)
+        await prepare(there, "s")
+        await register(there, "p")
+    events: list[Event] = []
+    async with Broker(mortal_server.dsn, settings=DEAF, sink=events.append) as broker:
+        task = asyncio.create_task(broker.serve())
+
+        async def has(kind: type[Event]) -> bool:
+            return any(isinstance(event, kind) for event in events)
+
+        await until(lambda: has(ListenerConnected), "it listens", 30)
+        await asyncio.to_thread(mortal_server.stop, force=True)
+        await until(lambda: has(BrokerLost), "the session is lost", 30)
+        broker.stop()
+        async with asyncio.timeout(20):
+            await task

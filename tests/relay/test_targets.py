@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from database import open_session, session, until
+from notifyq.config import RelaySettings
+from notifyq.database import Database
 from notifyq.errors import LostReceiptsError
 from notifyq.migrate import install
-from notifyq.relay import RelayMoved, RelayResumed, RelayStalled
+from notifyq.relay import (
+    Relay,
+    RelayMoved,
+    RelayResumed,
+    RelayStalled,
+    RelayStarted,
+    StreamRelay,
+)
 from relay.relaying import drained, payloads, relaying
 from worker.conftest import mortal_server  # noqa: F401  a fixture
 from worker.running import Events, statuses
@@ -111,3 +120,72 @@ async def test_both_servers_are_restarted(
     there = await open_session(mortal_server.dsn)
     assert sorted(await payloads(there)) == list(range(1, 41))
     await there.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("of_stream", [False, True])
+async def test_a_stop_does_not_wait_for_a_source_that_is_away(
+    database: str,
+    mortal_server: Server,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    of_stream: bool,
+) -> None:
+    async with session(mortal_server.dsn) as here:
+        await install(here)
+        await here.execute("select messages.create_stream('s'), messages.subscribe('s', 'a')")
+    source, target, events = Database(mortal_server.dsn), Database(database), Events()
+    given: dict[str, Any] = {"settings": RelaySettings.load(poll=0.1), "sink": events}
+    made: Relay | StreamRelay
+    if of_stream:
+        made = StreamRelay(source, target, "s", "a", "default", **given)
+    else:
+        made = Relay(source, target, {"default": "default"}, **given)
+    tries: list[str] = []
+    persist = Database.persist
+
+    async def noted(database: Database, statement: str, *args: Any, **options: Any) -> Any:
+        if database is not source:
+            return await persist(database, statement, *args, **options)
+        tries.append(statement)
+        try:
+            return await persist(database, statement, *args, **options)
+        finally:
+            tries.remove(statement)
+
+    monkeypatch.setattr(Database, "persist", noted)
+    task = asyncio.create_task(made.run())
+    await events.wait(RelayStarted)
+    await asyncio.to_thread(mortal_server.stop, force=True)
+
+    async def is_trying() -> bool:
+        return bool(tries)
+
+    await until(is_trying, "it tries to reach the source", 30)
+    made.stop()
+    async with asyncio.timeout(20):
+        await task
+
+
+@pytest.mark.timeout(120)
+async def test_a_relay_of_a_stream_stops_while_its_target_is_away(
+    database: str,
+    connection: Connection,
+    mortal_server: Server,  # noqa: F811
+) -> None:
+    async with session(mortal_server.dsn) as there:
+        await install(there)
+    await connection.execute("select messages.create_stream('s'), messages.subscribe('s', 'a')")
+    events = Events()
+    made = StreamRelay(
+        Database(database), Database(mortal_server.dsn), "s", "a", "default",
+        settings=RelaySettings.load(poll=60, hold=0), sink=events,
+    )  # fmt: skip
+    task = asyncio.create_task(made.run())
+    await events.wait(RelayStarted)
+    await asyncio.to_thread(mortal_server.stop, force=True)
+    await connection.execute("select messages.publish('s', '1')")
+    await events.wait(RelayStalled)
+    made.stop()
+    async with asyncio.timeout(20):
+        await task

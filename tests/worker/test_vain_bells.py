@@ -103,7 +103,10 @@ async def of_taskiq(app: App) -> AsyncIterator[None]:
             sql.EVENTS_SINCE, sql.NEW_EVENT, "s",
         ),
         (relaying, sql.NEXT_EVENTS, sql.NEW_EVENT, "s"),
-        (lambda app: going(app.dead_letters("q").batches()), sql.DEAD_SINCE, sql.DEAD_MESSAGE, "q:1"),
+        (
+            lambda app: going(app.dead_letters("q").batches()),
+            sql.DEAD_SINCE, sql.DEAD_MESSAGE, "q:1",
+        ),
         (of_taskiq, sql.CLAIM, sql.NEW_MESSAGE, "q:1"),
     ],
     ids=["subscriber", "lost bells", "batches", "tail", "relay", "dead letters", "taskiq"],

@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import archived, live, publish, rows, until, value
+from database import (
+    archived,
+    claim_one,
+    install,
+    live,
+    publish,
+    rows,
+    session,
+    until,
+    value,
+)
+from notifyq import App
 from notifyq.errors import ConfigurationError, InvalidArgumentError, QueueNotFoundError
 
 if TYPE_CHECKING:
     from database import Connection
-    from notifyq import App
+    from notifyq.embedded import Server
 
 
 async def until_listening(connection: Connection) -> None:
@@ -181,3 +192,25 @@ async def test_bad_arguments_are_told_at_once(
     async with app.inbox() as inbox:
         with pytest.raises(error):
             await inbox.wait(queues, timeout=5, filters=filters)
+
+
+@pytest.mark.timeout(120)
+async def test_a_wait_ends_in_time_while_the_server_is_away(mortal_server: Server) -> None:
+    app = App(mortal_server.dsn, retry_for=100)
+    async with session(mortal_server.dsn) as connection:
+        await install(connection)
+    await app.admin.check_schema()
+    async with app.inbox() as inbox:
+        assert await inbox.wait(["default"], timeout=0.1) is None
+        await asyncio.to_thread(mortal_server.stop, force=True)
+        async with asyncio.timeout(20):
+            assert await inbox.wait(["default"], timeout=0.5) is None
+        await asyncio.to_thread(mortal_server.start)
+        async with session(mortal_server.dsn) as connection:
+            # As a claim leaves it whose answer was lost.
+            await publish(connection, 1)
+            await claim_one(connection, inbox.worker)
+        found = await inbox.wait(["default"], timeout=20)
+        assert found is not None
+        assert found.attempts == 1
+    await app.close()

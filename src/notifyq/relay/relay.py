@@ -84,6 +84,7 @@ class Relay:
         self._working: set[asyncio.Task[None]] = set()
         self._intake = Intake(source, self._routes, self._settings, self.name, filter)
         self._stops = 0
+        self._recovery: asyncio.Timeout | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
 
@@ -96,6 +97,8 @@ class Relay:
 
     def _stop_requested(self) -> None:
         self._wake.set()
+        if self._recovery is not None:
+            self._recovery.reschedule(asyncio.get_running_loop().time())
         if self._stops > 1:
             self._cancel()
 
@@ -200,13 +203,22 @@ class Relay:
             look, flight = await self._intake.claim(is_last=is_last)
         except DatabaseUnavailableError as error:
             log.warning("claim failed: %s", error)
-            # It may have locked messages of which nobody has heard.
-            known = [i for flight in list(self._flights) for i in flight.ids]
-            await self._source.persist(sql.RELEASE_ORPHANS, self.name, known)
+            await self._recover()
             return Look(frozenset(), is_full=False, began=began, has_failed=True)
         if flight is not None:
             self._flights[flight] = self._begin(self._move(flight))
         return look
+
+    async def _recover(self) -> None:
+        """After a claim without an answer: it may have locked messages that nobody knows of."""
+        if self._stops:
+            return
+        known = [i for flight in list(self._flights) for i in flight.ids]
+        # The call is tried again for minutes; a stop must not wait for that.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as self._recovery:
+                await self._source.persist(sql.RELEASE_ORPHANS, self.name, known)
+        self._recovery = None
 
     async def _move(self, flight: Flight) -> None:
         try:

@@ -116,6 +116,7 @@ class StreamRelay:
         self._sink = Guarded(sink)
         self._wake = Wake()
         self._is_stopping = False
+        self._has_batch = False
         self._home: asyncio.AbstractEventLoop | None = None
         self._moving: asyncio.Task[None] | None = None
         self.name = f"relay {socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
@@ -136,7 +137,8 @@ class StreamRelay:
             self._is_stopping = True
 
     def _stop_requested(self) -> None:
-        if self._is_stopping and self._moving is not None:
+        # What it waits for besides, a server that is away, may take for ever.
+        if self._moving is not None and (self._is_stopping or not self._has_batch):
             self._moving.cancel()
         self._is_stopping = True
         self._wake.set()
@@ -197,23 +199,28 @@ class StreamRelay:
             )
             if rows[0]["batch"] is not None:
                 # Of a batch without events there is one row, too.
-                await self._move(rows[0]["batch"], [row for row in rows if row["id"]], since)
+                self._has_batch = True
+                error = await self._move(
+                    rows[0]["batch"], [row for row in rows if row["id"]], since
+                )
+                self._has_batch = False
+                if error is not None and not self._is_stopping:
+                    # The batch stays open, and comes again.
+                    await self._stall.last(reason_of(error))
                 continue
             if self._once:
                 return
             await self._wake.rest(self._settings.poll.total_seconds())
 
-    async def _move(self, batch: int, rows: list[asyncpg.Record], since: float) -> None:
+    async def _move(self, batch: int, rows: list[asyncpg.Record], since: float) -> Exception | None:
+        """Move a batch; return why the target cannot take it now, if it is so."""
         events = _Events(rows, self.label, self._queue)
         await transform(self._transform or (lambda message: message), events)
         sent = await self._target.send(events.items(), self._settings.hold.total_seconds())
         if sent.error is not None:
             if not isinstance(sent.error, PASSING):
                 raise sent.error
-            # The batch stays open, and comes again.
-            if not self._is_stopping:
-                await self._stall.last(reason_of(sent.error))
-            return
+            return sent.error
         refused = await self._settle(batch, events, sent)
         place = next(reversed(sent.ids), None)
         if place is not None:
@@ -238,6 +245,7 @@ class StreamRelay:
                 source=self.label, quantity=moved, lost=0, lag=max(age, took), took=took, **numbers
             )
         )
+        return None
 
     async def _settle(self, batch: int, events: _Events, sent: Sent) -> int:
         """Write down which events are not at the target; return how many it has refused."""
