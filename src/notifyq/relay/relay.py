@@ -215,10 +215,13 @@ class Relay:
             return
         known = [i for flight in list(self._flights) for i in flight.ids]
         # The call is tried again for minutes; a stop must not wait for that.
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(None) as self._recovery:
                 await self._source.persist(sql.RELEASE_ORPHANS, self.name, known)
-        self._recovery = None
+        except TimeoutError:
+            log.debug("the relay stops before it knows what its last claim has locked")
+        finally:
+            self._recovery = None
 
     async def _move(self, flight: Flight) -> None:
         try:
