@@ -140,7 +140,7 @@ async def test_a_lost_lock_undoes_what_was_written(
 async def test_a_timeout_undoes_what_was_written(
     app: App, ledger: Connection, events: Events
 ) -> None:
-    @app.handler("ledger", transactional=True, timeout=0.05)
+    @app.handler("ledger", transactional=True, timeout=0.5)
     async def enter(number: int, message: Message, connection: Transaction) -> None:
         await connection.execute("insert into public.ledger values ($1)", number)
         if message.attempts == 1:
@@ -148,7 +148,7 @@ async def test_a_timeout_undoes_what_was_written(
 
     async with working(app, events):
         await enter.publish(3)
-        await events.wait(MessageFinished, 2)
+        await events.wait(MessageFinished, status="success")
     assert await entries(ledger) == [3]
 
 
