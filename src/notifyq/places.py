@@ -97,6 +97,8 @@ class Places:
         pause = _TRY_EVERY * random.uniform(0.8, 1.2)  # noqa: S311  nothing secret
         self._try_at = time.monotonic() + pause
         wanted = self._wanted()
+        if not wanted:
+            return []
         choices = [place.lock for place in wanted], list(wanted.values())
         if self._promises.is_deaf:
             granted = await self._vigil.call(locks.LEAD_IN_TRANSACTION, *choices)
@@ -145,16 +147,18 @@ class Places:
         wanted = {}
         choices: dict[tuple[str, str], int | None] = {}
         for number, place in enumerate(random.sample(self._all, len(self._all))):
-            subscription = place.subscriber.subscription
-            if place.was_taken and not place.is_taken:
+            if place.is_taken:
+                continue
+            if place.was_taken:
                 wanted[place] = number
-            elif not place.is_taken:
-                if subscription not in choices:
-                    share = self._shares.get(subscription)
-                    may_grow = share is None or share.may_grow()
-                    choices[subscription] = number if may_grow else None
-                if (choice := choices[subscription]) is not None:
-                    wanted[place] = choice
+                continue
+            subscription = place.subscriber.subscription
+            if subscription not in choices:
+                share = self._shares.get(subscription)
+                may_grow = share is None or share.may_grow()
+                choices[subscription] = number if may_grow else None
+            if (choice := choices[subscription]) is not None:
+                wanted[place] = choice
         return wanted
 
     def _taken(self, place: Place) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,25 +56,23 @@ class Session:
             return self._hears
 
     async def _is_reached(self, ring: Callable[[str], Coroutine[Any, Any, Any]]) -> bool | None:
-        heard = asyncio.Event()
-        came_with: list[int] = []
+        came_with: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         channel = f"notifyq_{secrets.token_hex(8)}"
 
         def on_bell() -> None:
-            came_with.append(self._calls)
-            heard.set()
+            if not came_with.done():
+                came_with.set_result(self._calls)
 
         number = await self.listen(channel, on_bell)
         while not await ring(channel):  # noqa: ASYNC110
             await asyncio.sleep(1)  # the server was not there to ask
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_HEARS_WITHIN):
-                await heard.wait()
-        if not came_with:
+        # Not a timeout, which would win over a bell that a stopped process reads as late.
+        await asyncio.wait({came_with}, timeout=_HEARS_WITHIN)
+        if not came_with.done():
             return False
         # A pooler lets a bell through to whoever has the server's session at the moment: one that
         # came with a later call of ours says nothing.
-        return True if came_with[0] == number else None
+        return True if came_with.result() == number else None
 
     @property
     def backend_pid(self) -> int:

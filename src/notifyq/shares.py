@@ -36,7 +36,8 @@ class Share:
 
     def __init__(self, places: Sequence[Place], promises: Promises) -> None:
         self._places = places
-        self._names = [places[0].lock_of(number) for number in range(MOST_MEMBERS + 1)]
+        self._standby = places[0].lock_of(0)
+        self._names = [places[0].lock_of(number) for number in range(1, MOST_MEMBERS + 1)]
         self._promises = promises
         self._session: Session | None = None
         self._fewest: int | None = None
@@ -82,10 +83,11 @@ class Share:
         if now < self._look_at or self._promises.is_deaf:
             return None
         self._look_at = now + _LOOK_EVERY * random.uniform(0.8, 1.2)  # noqa: S311  nothing secret
-        standby, *names = self._names
-        if not await self._stand_by(standby):
+        if not await self._stand_by():
             return None
-        answer = await self._promises.call(locks.OTHERS, standby, names, len(self._places))
+        answer = await self._promises.call(
+            locks.OTHERS, self._standby, self._names, len(self._places)
+        )
         if answer is None:
             return None
         others, self._fewest, *standing = answer
@@ -107,15 +109,15 @@ class Share:
     async def stand_down(self) -> None:
         """Take no more places from others."""
         if self._session is not None and self._session is self._promises.session:
-            await self._promises.call(locks.STAND_DOWN, self._names[0])
+            await self._promises.call(locks.STAND_DOWN, self._standby)
 
     @property
     def _taken(self) -> list[Place]:
         return [place for place in self._places if place.is_taken and not place.is_owed]
 
-    async def _stand_by(self, standby: str) -> bool:
+    async def _stand_by(self) -> bool:
         session = self._promises.session
         if self._session is not session:
-            is_there = await self._promises.call(locks.STAND_BY, standby)
+            is_there = await self._promises.call(locks.STAND_BY, self._standby)
             self._session = session if is_there else None
         return self._session is not None

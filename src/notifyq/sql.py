@@ -1,4 +1,7 @@
-"""Every statement that notifyq sends. Behaviour lives in the functions of schema messages."""
+"""Every statement that notifyq sends, but for those of locks.py.
+
+Behaviour lives in the functions of schema messages.
+"""
 
 SCHEMA_VERSION = 12
 """The version of the schema that these calls need."""
