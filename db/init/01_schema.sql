@@ -33,7 +33,7 @@ create or replace function messages.version()
   security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
-  select 12;
+  select 13;
 $$;
 comment on function messages.version() is
   'The version of the schema that these functions need and that 99_check.sql records.';

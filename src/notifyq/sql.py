@@ -3,7 +3,7 @@
 Behaviour lives in the functions of schema messages.
 """
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """The version of the schema that these calls need."""
 
 VERSION = "select messages.version()"

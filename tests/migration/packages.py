@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from database import Connection
 
-OLDER = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+OLDER = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 """Versions whose statements are kept here, as their packages had them in sql.py."""
 NOT_SENT = {"NEW_MESSAGE", "DEAD_MESSAGE", "FINISHED_MESSAGE", "NEW_EVENT"}
 """Names of channels."""
