@@ -6,7 +6,7 @@
 -- owns:    triggers payload of messages.message and message_volatile, while a queue needs them
 -- writes:  nothing
 -- calls:   messages._invalid, messages._check_schema, messages._schema_error,
---          messages._check_type, messages._busy
+--          messages._type_of, messages._text_json, messages._busy
 -- raises:  NQ003 invalid argument, NQ030 payload against the schema, 42804 value of another type,
 --          NQ009 open transactions
 
@@ -64,14 +64,11 @@ create or replace function messages._check_payload(
   set xmloption = 'content'
 as $$
 declare
-  v_type regtype;
   v_error text;
 begin
   if type is not null and jsonb_typeof(message) = 'string' then
     begin
-      v_type := type::regtype;
-      perform messages._check_type(v_type);
-      perform messages._read_text(message #>> '{}', v_type);
+      perform messages._text_json(message #>> '{}', messages._type_of(type));
     exception
       when others then
         perform messages._mismatch(name, type, 'this text', sqlerrm);
@@ -96,23 +93,6 @@ begin
       message = format('%L does not take this message: %s', name, v_error),
       hint = 'messages.queue_info() has its schema';
   end if;
-end;
-$$;
-
--- A literal goes to the input function; a cast of a text may be another one.
-create or replace function messages._read_text(value text, type regtype)
-  returns void
-  language plpgsql
-as $$
-declare
-  v_schema name;
-  v_name name;
-begin
-  select n.nspname, t.typname into v_schema, v_name
-  from pg_type as t
-  join pg_namespace as n on n.oid = t.typnamespace
-  where t.oid = _read_text.type;
-  execute format('select %L::%I.%I', value, v_schema, v_name);
 end;
 $$;
 

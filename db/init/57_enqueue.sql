@@ -1,56 +1,13 @@
 -- Enqueue: values of the type of a queue, into it and back. See 39_payload.sql.
 --
+-- To make a value of a text, or a text of a value, may run code of whoever owns the type: the checks
+-- of domains, casts. So what does that has the rights of its caller, and only texts and JSON go to
+-- functions that have those of the owner.
+--
 -- owns:    nothing
 -- writes:  nothing
 -- calls:   messages._queue, messages._mismatch, messages._invalid, messages.publish
 -- raises:  NQ001 queue not found, NQ003 invalid argument, 42804 value of another type
-
--- An error for a type that cannot be one of values here. To read the text of a value runs the
--- checks of the domains in its type, which here would have the rights of the owner of schema
--- messages: so they may call nothing but what PostgreSQL has itself.
-create or replace function messages._check_type(type regtype)
-  returns void
-  language plpgsql
-  stable
-  set jit = off
-as $$
-begin
-  if not exists (
-    select from pg_type as t where t.oid = type and t.typtype <> 'p' and t.typisdefined
-      and t.typnamespace <> pg_my_temp_schema()
-  ) then
-    perform messages._invalid(format('payload_type cannot be %s', type), 'give one for columns');
-  end if;
-  -- Most are built in, and done with.
-  if type >= 16384::oid and exists (
-    with recursive parts (oid) as (
-      select _check_type.type::oid
-      union
-      select x.part
-      from parts as p
-      join pg_type as t on t.oid = p.oid
-      cross join lateral (
-        select u.part from unnest(array[t.typelem, t.typbasetype]) as u (part)
-        union all
-        select a.atttypid from pg_attribute as a
-        where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
-        union all
-        select r.rngsubtype from pg_range as r where t.oid in (r.rngtypid, r.rngmultitypid)
-      ) as x (part)
-      where x.part <> 0
-    )
-    select from parts as p
-    join pg_constraint as k on k.contypid = p.oid
-    join pg_depend as d on d.classid = 'pg_constraint'::regclass and d.objid = k.oid
-    where d.refclassid in ('pg_proc'::regclass, 'pg_operator'::regclass)
-  ) then
-    perform messages._invalid(
-      format('payload_type cannot be %s: a domain of it has a check that calls a function', type),
-      'make the check without one, or ask for it in the handler'
-    );
-  end if;
-end;
-$$;
 
 -- The name under which a queue keeps a type: these functions all have one search path.
 create or replace function messages._type_name(type regtype)
@@ -59,31 +16,44 @@ create or replace function messages._type_name(type regtype)
   stable
 as $$
 begin
-  if type <> 0 then
-    perform messages._check_type(type);
+  if type <> 0 and not exists (
+    select from pg_type as t where t.oid = type and t.typtype <> 'p' and t.typisdefined
+      and t.typnamespace <> pg_my_temp_schema()
+  ) then
+    perform messages._invalid(format('payload_type cannot be %s', type), 'give one for columns');
   end if;
   return nullif(type::text, '-');
 end;
 $$;
 
-create or replace function messages._payload_type(name text)
+create or replace function messages.payload_type(queue text, given text default null)
   returns text
   language plpgsql
   stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_type text;
 begin
-  select s.payload_type into v_type from messages.stream as s where s.name = _payload_type.name;
+  select s.payload_type into v_type
+  from messages.stream as s
+  where s.name = payload_type.queue;
   if not found then
-    v_type := (messages._queue(name)).payload_type;
+    v_type := (messages._queue(queue)).payload_type;
   end if;
-  if v_type is null then
-    perform messages._invalid(format('%L has no payload_type', name), 'use messages.publish()');
+  if given is not null and v_type is null then
+    perform messages._invalid(format('%L has no payload_type', queue), 'use messages.publish()');
+  elsif given <> v_type then
+    perform messages._mismatch(queue, v_type, given, null);
   end if;
   return v_type;
 end;
 $$;
+comment on function messages.payload_type(text, text) is
+  'The name of the type of which the messages of this queue, or the events of this stream, are '
+  'values; null where there is none. With given: raises 42804 where the type is another one, and '
+  'NQ003 where there is none. Raises NQ001 for an unknown queue.';
 
 create or replace function messages.enqueue(
   queue text,
@@ -98,7 +68,6 @@ create or replace function messages.enqueue(
 )
   returns bigint
   language plpgsql
-  security definer
   set search_path = pg_catalog, messages, pg_temp
   set datestyle = 'ISO, YMD'
   set intervalstyle = 'postgres'
@@ -107,13 +76,8 @@ create or replace function messages.enqueue(
   set lc_monetary = 'C'
   set timezone = 'UTC'
 as $$
-declare
-  v_type text := messages._payload_type(enqueue.queue);
-  v_given text := pg_typeof(enqueue.value)::text;
 begin
-  if v_given <> v_type then
-    perform messages._mismatch(enqueue.queue, v_type, v_given, null);
-  end if;
+  perform messages.payload_type(enqueue.queue, pg_typeof(enqueue.value)::text);
   return messages.publish(
     enqueue.queue,
     -- A row of nulls is null, but no null; and format() calls the output function, where a cast to
@@ -131,7 +95,7 @@ comment on function messages.enqueue(
   'gives back exactly this value. The other arguments are those of publish(). Raises 42804 where '
   'the value is of another type, NQ001 for an unknown queue, and NQ003 for one without a type.';
 
--- Also what a literal of no type comes to.
+-- Also what a literal of no type comes to, and a "char", which becomes a text by itself.
 create or replace function messages.enqueue(
   queue text,
   value text,
@@ -145,16 +109,27 @@ create or replace function messages.enqueue(
 )
   returns bigint
   language plpgsql
-  security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_type text := messages._payload_type(enqueue.queue);
+  v_type text := messages.payload_type(enqueue.queue);
+  v_found record;
 begin
-  if enqueue.value is not null and not exists (
-    select from pg_type as t where t.oid = v_type::regtype and t.typcategory = 'S'
-  ) then
-    perform messages._mismatch(enqueue.queue, v_type, 'text', null);
+  select t.oid, t.typcategory as category, t.typname as name, n.nspname as namespace into v_found
+  from pg_type as t
+  join pg_namespace as n on n.oid = t.typnamespace
+  where t.oid = to_regtype(v_type);
+  if (
+    v_found.category = 'S'
+    or v_found.oid = '"char"'::regtype
+      and enqueue.value::"char"::text is not distinct from enqueue.value
+    or v_found.oid is not null and enqueue.value is null
+  ) is not true then
+    perform messages.payload_type(enqueue.queue, 'text');
+  end if;
+  -- The checks of a domain, which a cast of the caller's would have run.
+  if v_found.oid >= 16384::oid then
+    execute format('select %L::%I.%I', enqueue.value, v_found.namespace, v_found.name);
   end if;
   return messages.publish(
     enqueue.queue, coalesce(to_jsonb(enqueue.value), 'null'),
@@ -171,7 +146,6 @@ create or replace function messages.value_of(message jsonb, type anyelement)
   returns anyelement
   language plpgsql
   stable
-  security definer
   set search_path = pg_catalog, messages, pg_temp
   set datestyle = 'ISO, YMD'
   set intervalstyle = 'postgres'
@@ -196,7 +170,6 @@ begin
       message = format('a JSON %s is no value of a typed queue', jsonb_typeof(message)),
       hint = 'such a value is the text of a JSON string, as messages.enqueue() publishes it';
   end if;
-  perform messages._check_type(pg_typeof(value_of.type));
   select n.nspname, t.typname, t.typtype = 'c' into v_schema, v_name, v_is_row
   from pg_type as t
   join pg_namespace as n on n.oid = t.typnamespace

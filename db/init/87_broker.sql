@@ -9,7 +9,7 @@
 -- writes:  messages.subscriber_procedure
 -- calls:   messages._caller, messages._obstacle, messages._may, messages._take_place,
 --          messages._is_stopped, messages.next_batch, messages.batch_events, messages.fail_event,
---          messages.finish_batch, messages.value_of
+--          messages.finish_batch, messages.value_of, messages.payload_type
 -- raises:  55006 a broker of the role runs; 55000 outside of a procedure; 42804 another type
 
 create or replace function messages.broker_next(run bigint, after bigint)
@@ -178,19 +178,20 @@ comment on function messages.dequeued() is
   'The event for which the broker has called this procedure: its id, type, key and headers beside '
   'its payload, which dequeue() gives as a value. SQLSTATE 55000 anywhere else.';
 
+-- With the rights of the caller, as value_of(): the type is the caller's.
 create or replace function messages.dequeue(type anyelement)
   returns anyelement
   language plpgsql
   stable
-  security definer
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
   v_event messages.handled_event := messages.dequeued();
-  v_type text := (select s.payload_type from messages.stream as s where s.name = v_event.stream);
-  v_value dequeue.type%type;
+  v_type text := messages.payload_type(v_event.stream);
+  -- A variable of its own would be checked as a domain before anything else.
+  v_value alias for $0;
 begin
-  if to_regtype(v_type) <> pg_typeof(type) then
+  if v_type <> pg_typeof(type)::text then
     raise datatype_mismatch using
       message = format(
         'the events of stream %L are of type %s, not %s', v_event.stream, v_type, pg_typeof(type)

@@ -121,7 +121,7 @@ begin
     messages.diagnose()
     to notifyq_worker, notifyq_admin;
 
-  grant execute on function messages.value_of(jsonb, anyelement)
+  grant execute on function messages.value_of(jsonb, anyelement), messages.payload_type(text, text)
     to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin;
 
   grant select on all tables in schema messages to notifyq_reader, notifyq_admin;
