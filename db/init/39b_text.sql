@@ -94,7 +94,7 @@ begin
       ) with ordinality as p (part, place)
     ) end
     from regexp_matches(
-      v_body, '((?:[^,"\\)]|\\.|"(?:[^"\\]|\\.|"")*)*),', 'g'
+      v_body, '((?:[^,"\\)]|\\.|"(?:[^"\\]|\\.|"")*")*),', 'g'
     ) with ordinality as f (field, place)
     order by f.place
   );
@@ -141,7 +141,7 @@ begin
       from pg_attribute as c
       where c.attrelid = v_type.relation and c.attnum > 0 and not c.attisdropped
     ) as a;
-    if cardinality(v_fields) <> greatest(v_columns, 1) then
+    if v_columns = 0 and v_fields <> '{null}' or cardinality(v_fields) <> greatest(v_columns, 1) then
       raise invalid_text_representation using
         message = format('malformed record literal: %L', left(value, 200)),
         detail = format('it has %s columns, not %s', cardinality(v_fields), v_columns);

@@ -95,7 +95,7 @@ comment on function messages.enqueue(
   'gives back exactly this value. The other arguments are those of publish(). Raises 42804 where '
   'the value is of another type, NQ001 for an unknown queue, and NQ003 for one without a type.';
 
--- Also what a literal of no type comes to, and a "char", which becomes a text by itself.
+-- Also what a literal of no type comes to.
 create or replace function messages.enqueue(
   queue text,
   value text,
@@ -141,6 +141,33 @@ comment on function messages.enqueue(
   text, text, integer, interval, timestamptz, text, jsonb, text, text
 ) is
   'As for any type, for texts: of a queue of type text, varchar, or another type of strings.';
+
+-- Which is as close to a text as to any type, so that it could be given to neither.
+create or replace function messages.enqueue(
+  queue text,
+  value "char",
+  priority integer default 0,
+  delay interval default null,
+  available_at timestamptz default null,
+  type text default null,
+  headers jsonb default null,
+  dedup_key text default null,
+  key text default null
+)
+  returns bigint
+  language plpgsql
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return messages.enqueue(
+    queue, value::text, priority, delay, available_at, type, headers, dedup_key, key
+  );
+end;
+$$;
+comment on function messages.enqueue(
+  text, "char", integer, interval, timestamptz, text, jsonb, text, text
+) is
+  'As for any type, for values of type "char".';
 
 create or replace function messages.value_of(message jsonb, type anyelement)
   returns anyelement

@@ -68,6 +68,7 @@ begin
       text, anyelement, integer, interval, timestamptz, text, jsonb, text, text
     ),
     messages.enqueue(text, text, integer, interval, timestamptz, text, jsonb, text, text),
+    messages.enqueue(text, "char", integer, interval, timestamptz, text, jsonb, text, text),
     messages.payload_schema(text),
     -- Called by the insert trigger, with the rights of whoever inserts.
     messages.announce(bigint, text, boolean)

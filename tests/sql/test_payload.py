@@ -108,13 +108,146 @@ async def test_no_check_of_a_domain_runs_with_the_rights_of_the_owner(
         create domain public.trap as text check (public.look(value));
         create type public.outer as (inner_one public.trap[]);
     """)
-    for name in ("public.trap", "public.outer", "public.outer[]"):
-        with pytest.raises(InvalidArgumentError, match="calls a function"):
-            await value(connection, "create_queue", name="q", payload_type=name)
-        with pytest.raises(InvalidArgumentError, match="calls a function"):
-            await connection.execute(f"select messages.value_of('\"x\"', null::{name})")
-    seen = await connection.fetch("select distinct who from public.seen")
-    assert "notifyq_owner" not in [row["who"] for row in seen]
+    values = {"public.trap": "x", "public.outer": '("{x,null}")', "public.outer[]": '{"({x})"}'}
+    for name, text in values.items():
+        await value(connection, "create_queue", name=name, payload_type=name)
+        await value(connection, "publish", queue=name, message=text)
+        await connection.execute("delete from public.seen")
+        await connection.execute(f"select messages.enqueue('{name}', '{text}'::{name})")
+        await connection.execute(
+            f"select messages.value_of(m.message, null::{name}) from messages.message as m "
+            f"where m.queue = '{name}'"
+        )
+        # It is evaluated, but as the caller.
+        me = await connection.fetchval("select current_user::text")
+        seen = await connection.fetch("select distinct who from public.seen")
+        assert [row["who"] for row in seen] == [me]
+    with pytest.raises(asyncpg.DatatypeMismatchError, match='outer'):
+        await value(connection, "publish", queue="public.outer", message="x")
+
+
+ODD = """
+    create type word as enum ('one', 'two');
+    create domain short as varchar(3);
+    create domain even as integer check (value % 2 = 0);
+    create type inner_row as (a integer, b text, c short[]);
+    create type outer_row as (one inner_row, many inner_row[], w word, ws word[], at timestamptz);
+    create type words as range (subtype = word);
+    create type evens as range (subtype = even);
+    create type nothing as ();
+"""
+TEXTS: dict[str, list[str | None]] = {
+    "word": ["one"],
+    "word[]": ["{one,NULL}", "[0:1]={one,two}", "{{one},{two}}"],
+    "short": ["abc", ""],
+    "short[]": ["{abc,NULL}"],
+    "even": ["4"],
+    "inner_row": ['(1,"a \"\"b\"\", (c)\\\\",{abc})', "(,,)", '( 1 ,"","{}")', "(1,a(b,)"],
+    "inner_row[]": ['{"(1,a,{abc})",NULL}', '{{"(1,,)"},{"(2,,)"}}'],
+    "outer_row": ['("(1,x,{a})","{""(2,y,)""}",one,"{one,two}",2020-01-02)', "(,,,,)"],
+    "words": ["[one,two]", "empty"],
+    "nothing": ["()"],
+    '"char"': ["x", ""],
+    "name": ["x"],
+    "point[]": ['{"(1,2)"}'],
+    "box[]": ["{(1,2),(0,0);(3,4),(0,0)}"],
+    "int2vector": ["1 2"],
+}
+WRONG = {
+    "word": ["three"],
+    "word[]": ["{one,three}", "one"],
+    "short": ["abcd"],
+    "short[]": ["{abcd}"],
+    "even": ["x"],
+    "inner_row": ["(x,,)", "(1,)", "(1,2,3,4)", "1", "(1,a,{abcd})", '(1,"a,)', "(1,a,)x"],
+    "inner_row[]": ['{"(x,,)"}', "(1,,)"],
+    "outer_row": ['("(x,,)",,,,)', '(,"{""(x,,)""}",,,)', "(,,three,,)", "(,,,,noon)"],
+    "words": ["[one,three]"],
+    "nothing": ["(1)", ""],
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+async def test_a_text_is_checked_without_making_a_value(connection: Connection, name: str) -> None:
+    """What the server takes for a value of the type is one, and nothing else, but for checks."""
+    await connection.execute(ODD)
+    await value(connection, "create_queue", name="q", payload_type=name)
+    for text in TEXTS[name]:
+        await connection.execute(f"select ${text}$::{name}".replace("$", "$$"))
+        await value(connection, "publish", queue="q", message=text)
+    for text in WRONG.get(name, []):
+        # A cast cuts off what a column refuses.
+        with pytest.raises(asyncpg.PostgresError):
+            await connection.execute(
+                f"create temporary table t (v {name}); insert into t values ($${text}$$)"
+            )
+        await connection.execute("drop table if exists t")
+        with pytest.raises(asyncpg.DatatypeMismatchError, match="has values of type"):
+            await value(connection, "publish", queue="q", message=text)
+    assert await count(connection) == len(TEXTS[name])
+
+
+async def test_the_check_of_a_domain_is_that_of_the_caller(connection: Connection) -> None:
+    await connection.execute("create domain email as text check (value ~ '@')")
+    await value(connection, "create_queue", name="q", payload_type="email")
+    for given in ("'nope'", "'nope'::text", "'nope'::email"):
+        with pytest.raises(asyncpg.CheckViolationError):
+            await connection.execute(f"select messages.enqueue('q', {given})")
+    await connection.execute("select messages.enqueue('q', 'a@b'), messages.enqueue('q', null)")
+    assert await count(connection) == 2
+
+
+async def test_each_type_for_columns_can_be_enqueued(connection: Connection) -> None:
+    """Also those that are texts by themselves, as far as a function goes."""
+    found = await connection.fetch("""
+        select format_type(t.oid, null) as name from pg_type as t
+        where t.typtype in ('b', 'r', 'm') and t.typnamespace = 'pg_catalog'::regnamespace
+          and t.oid not in ('aclitem'::regtype, 'gtsvector'::regtype)
+          -- Those of which nobody can give a value.
+          and t.typname !~ '^_?pg_(node_tree|ndistinct|dependencies|mcv_list|brin_|ddl_)'
+        order by 1
+    """)
+    assert len(found) > 100
+    for number, (name,) in enumerate(found):
+        await value(connection, "create_queue", name=f"q{number}", payload_type=name)
+        await connection.execute(f"select messages.enqueue('q{number}'::text, null::{name})")
+    for name, given in {"\"char\"": "x", "name": "x", "character": "x", "text": "x"}.items():
+        number = [row["name"] for row in found].index(name)
+        await connection.execute(f"select messages.enqueue('q{number}'::text, '{given}'::{name})")
+        got = await connection.fetch(
+            f"select messages.value_of(m.message, null::{name})::text from messages.message as m "
+            "where m.queue = $1 order by m.id",
+            f"q{number}",
+        )
+        assert [row[0] for row in got] == [None, given]
+
+
+async def test_a_char_is_one_byte(connection: Connection) -> None:
+    await value(connection, "create_queue", name="q", payload_type='"char"')
+    for given in ("'x'", "''", "'x'::\"char\""):
+        await connection.execute(f"select messages.enqueue('q', {given})")
+    with pytest.raises(asyncpg.DatatypeMismatchError, match='"char"'):
+        await connection.execute("select messages.enqueue('q', 'xy')")
+    assert await count(connection) == 3
+
+
+async def test_a_type_may_be_in_a_schema_of_others(connection: Connection) -> None:
+    await connection.execute("""
+        create schema "A.b";
+        create type "A.b"."m[]o" as enum ('x', 'y');
+        create type "A.b".row as (m "A.b"."m[]o"[]);
+    """)
+    assert not await connection.fetchval(
+        "select has_schema_privilege('notifyq_owner', 'A.b', 'usage')"
+    )
+    given = {'"A.b"."m[]o"': "x", '"A.b"."m[]o"[]': "{x,y}", '"A.b".row': '("{x,y}")'}
+    for name, text in given.items():
+        await value(connection, "create_queue", name=name, payload_type=name)
+        await connection.execute(f"select messages.enqueue('{name}', '{text}'::{name})")
+        await value(connection, "publish", queue=name, message=text)
+        with pytest.raises(asyncpg.DatatypeMismatchError):
+            await value(connection, "publish", queue=name, message="z")
+    assert await count(connection) == 6
 
 
 SCHEMA = {
