@@ -169,7 +169,8 @@ begin
       condition text,
       is_by_row boolean,
       is_enabled boolean,
-      triggers text[]
+      triggers text[],
+      problem text
     );
   end if;
   if to_regtype('messages.batch_report') is null then

@@ -5,11 +5,35 @@
 -- condition, which is then that of the trigger, so that it never runs with the rights of the owner
 -- of this schema, and where a table is or has partitions, whose rows no other trigger sees all of.
 --
--- owns:    triggers notifyq_* of captured tables
+-- These triggers have the rights of the owner of this schema, and the rows types of others. A cast to
+-- json would be called with those rights, so to_jsonb() sees none but built-in types: values of other
+-- types are read from their text, see 39b_text.sql, and for those columns a query is made for each
+-- table.
+--
+-- owns:    triggers notifyq_* of captured tables; views messages.captured and captured_old
 -- writes:  messages.event
--- calls:   messages._publish_captured
+-- calls:   messages._publish_captured, messages._text_json, messages._element_type,
+--          messages._is_inert
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ024
 --          stream paused
+
+-- The columns that a trigger is made for, of its second argument; null for all. Whoever owns a table
+-- may write there what they like.
+create or replace function messages._watched_columns(argument text)
+  returns text[]
+  language plpgsql
+  immutable
+as $$
+begin
+  return nullif(argument, '')::text[];
+exception
+  when data_exception or array_subscript_error then
+    raise exception using
+      errcode = 'NQ003',
+      message = format('the columns of a capture cannot be read: %L', left(argument, 200)),
+      hint = 'call uncapture(), and capture() with the columns that there are';
+end;
+$$;
 
 -- What becomes of rows: old ones, new ones, or pairs of both. Row by row this must be quick: no
 -- function is called in it but those that JSON has.
@@ -27,7 +51,7 @@ as $$
 declare
   v_root oid := coalesce(pg_partition_root(relation)::oid, relation);
   v_table text;
-  v_watched text[] := nullif(arguments[2], '')::text[];
+  v_watched text[] := messages._watched_columns(arguments[2]);
   v_columns text[];
   v_key text[];
   v_unwatched text[];
@@ -90,7 +114,7 @@ begin
   elsif operation = 'truncate' then
     v_messages := array[v_head];
   else
-    v_rows := coalesce(new_rows, old_rows);
+    v_rows := case operation when 'delete' then old_rows else new_rows end;
     select array_agg(
       v_head || jsonb_build_object(
         'key', case when v_key <> '{}' then r.data - v_not_key end,
@@ -122,6 +146,146 @@ begin
 end;
 $$;
 
+-- Whether a table has columns of other than these types, which are looked at one by one.
+create or replace function messages._has_own_types(relation oid)
+  returns boolean
+  language sql
+  stable
+as $$
+  select exists (
+    select from pg_attribute as a
+    where a.attrelid = _has_own_types.relation and a.attnum > 0 and not a.attisdropped
+      and a.atttypid <> all (
+        array[
+          'boolean', 'smallint', 'integer', 'bigint', 'real', 'double precision', 'numeric',
+          'text', 'varchar', 'bpchar', 'bytea', 'uuid', 'json', 'jsonb', 'inet', 'oid', 'name',
+          'date', 'time', 'timestamp', 'timestamptz', 'interval', 'integer[]', 'bigint[]', 'text[]'
+        ]::regtype[]::oid[]
+      )
+  );
+$$;
+
+-- The type under all domains, and under those of the elements of an array.
+create or replace function messages._base_type(type oid)
+  returns oid
+  language plpgsql
+  stable
+as $$
+declare
+  v_below oid := (
+    select t.typbasetype from pg_type as t where t.oid = _base_type.type and t.typtype = 'd'
+  );
+begin
+  v_below := coalesce(v_below, messages._element_type(type));
+  return case when v_below is null then type else messages._base_type(v_below) end;
+end;
+$$;
+
+-- The columns of a row c, of which to_jsonb() makes JSON without a call of what somebody has
+-- written. The types of columns cannot change while the table is written to.
+create or replace function messages._columns_query(relation oid)
+  returns text
+  language plpgsql
+  stable
+as $$
+declare
+  v_as_is constant text := '%s';
+begin
+  return (
+    select string_agg(
+      format(
+        case
+          when a.is_built_in then 'c.%I'
+          when a.is_simple then 'case num_nulls(c.%I) when 0 then format(%L, c.%I) else %L end as %I'
+          else 'messages._text_json(case num_nulls(c.%I) when 0 then format(%L, c.%I) end, %L) as %I'
+        end,
+        a.name, v_as_is, a.name, case when not a.is_simple then a.type end, a.name
+      ),
+      ', '
+    )
+    from (
+      -- A row of the catalog, though built in, may hold an array of any type.
+      select c.attname as name, c.atttypid as type,
+        t.oid < 16384::oid and t.typtype not in ('c', 'p') as is_built_in,
+        messages._is_inert(c.atttypid) and messages._element_type(c.atttypid) is null as is_simple
+      from pg_attribute as c
+      join pg_type as t on t.oid = messages._base_type(c.atttypid)
+      where c.attrelid = _columns_query.relation and c.attnum > 0 and not c.attisdropped
+      order by c.attnum
+    ) as a
+  );
+end;
+$$;
+
+create or replace function messages._row_query(relation oid)
+  returns text
+  language plpgsql
+  stable
+as $$
+begin
+  return concat(
+    'select to_jsonb(r) from (select ', messages._columns_query(relation),
+    ' from (select ($1).*) as c) as r'
+  );
+end;
+$$;
+
+create or replace function messages._rows_query(relation oid)
+  returns text
+  language plpgsql
+  stable
+as $$
+begin
+  return concat(
+    'select array_agg(r.data order by r.number) '
+    'from (select to_jsonb(c) as data, row_number() over () as number from (select ',
+    messages._columns_query(relation), ' from captured as c) as c) as r '
+    'group by (r.number - 1) / 1000 order by min(r.number)'
+  );
+end;
+$$;
+
+create or replace function messages._pairs_query(relation oid)
+  returns text
+  language plpgsql
+  stable
+as $$
+begin
+  return concat(
+    'select array_agg(o.data order by o.number), array_agg(n.data order by o.number) '
+    'from (select to_jsonb(c) as data, row_number() over () as number from (select ',
+    messages._columns_query(relation), ' from captured_old as c) as c) as o '
+    'join (select to_jsonb(c) as data, row_number() over () as number from (select ',
+    messages._columns_query(relation), ' from captured as c) as c) as n on n.number = o.number '
+    'group by (o.number - 1) / 1000 order by min(o.number)'
+  );
+end;
+$$;
+
+-- The names of the transition tables. A trigger that somebody has made without them would else read
+-- a temporary view of theirs, whose functions have the rights of who reads it.
+create or replace function messages._no_transition()
+  returns boolean
+  language plpgsql
+as $$
+begin
+  raise exception using
+    errcode = 'NQ003',
+    message = 'this trigger has not the transition tables that its function reads',
+    hint = 'have it made by messages.capture()';
+end;
+$$;
+
+create or replace view messages.captured as select messages._no_transition() as is_missing;
+comment on view messages.captured is
+  'No table: the name under which a trigger of capture() reads new rows.';
+comment on column messages.captured.is_missing is 'Of no use: to read it is an error.';
+
+create or replace view messages.captured_old as select messages._no_transition() as is_missing;
+comment on view messages.captured_old is
+  'No table: the name under which a trigger of capture() reads old rows.';
+comment on column messages.captured_old.is_missing is 'Of no use: to read it is an error.';
+
 -- Of statements that insert or delete. What a row looks like as text must not depend on the session
 -- that changes it, and a number must be exact.
 create or replace function messages.capture_rows()
@@ -137,19 +301,27 @@ create or replace function messages.capture_rows()
   set extra_float_digits = 1
 as $$
 declare
+  v_changes refcursor;
   v_rows jsonb[];
 begin
-  for v_rows in
-    select array_agg(r.data order by r.number)
-    from (select to_jsonb(c) as data, row_number() over () as number from captured as c) as r
-    group by (r.number - 1) / 1000
-    order by min(r.number)
+  if messages._has_own_types(tg_relid) then
+    open v_changes for execute messages._rows_query(tg_relid);
+  else
+    open v_changes for
+      select array_agg(r.data order by r.number)
+      from (select to_jsonb(c) as data, row_number() over () as number from captured as c) as r
+      group by (r.number - 1) / 1000
+      order by min(r.number);
+  end if;
   loop
+    fetch v_changes into v_rows;
+    exit when not found;
     perform messages._publish_changes(
       tg_relid, tg_argv[0:1], lower(tg_op),
       case when tg_op = 'DELETE' then v_rows end, case when tg_op = 'INSERT' then v_rows end
     );
   end loop;
+  close v_changes;
   return null;
 end;
 $$;
@@ -173,19 +345,27 @@ create or replace function messages.capture_updates()
   set enable_nestloop = off
 as $$
 declare
+  v_changes refcursor;
   v_old jsonb[];
   v_new jsonb[];
 begin
-  for v_old, v_new in
-    select array_agg(o.data order by o.number), array_agg(n.data order by o.number)
-    from (select to_jsonb(c) as data, row_number() over () as number from captured_old as c) as o
-    join (select to_jsonb(c) as data, row_number() over () as number from captured as c) as n
-      on n.number = o.number
-    group by (o.number - 1) / 1000
-    order by min(o.number)
+  if messages._has_own_types(tg_relid) then
+    open v_changes for execute messages._pairs_query(tg_relid);
+  else
+    open v_changes for
+      select array_agg(o.data order by o.number), array_agg(n.data order by o.number)
+      from (select to_jsonb(c) as data, row_number() over () as number from captured_old as c) as o
+      join (select to_jsonb(c) as data, row_number() over () as number from captured as c) as n
+        on n.number = o.number
+      group by (o.number - 1) / 1000
+      order by min(o.number);
+  end if;
   loop
+    fetch v_changes into v_old, v_new;
+    exit when not found;
     perform messages._publish_changes(tg_relid, tg_argv[0:1], 'update', v_old, v_new);
   end loop;
+  close v_changes;
   return null;
 end;
 $$;
@@ -205,11 +385,23 @@ create or replace function messages.capture_each()
   set bytea_output = 'hex'
   set extra_float_digits = 1
 as $$
+declare
+  v_old jsonb;
+  v_new jsonb;
 begin
+  if messages._has_own_types(tg_relid) then
+    if tg_op in ('UPDATE', 'DELETE') then
+      execute messages._row_query(tg_relid) into v_old using old;
+    end if;
+    if tg_op in ('UPDATE', 'INSERT') then
+      execute messages._row_query(tg_relid) into v_new using new;
+    end if;
+  else
+    v_old := case when tg_op in ('UPDATE', 'DELETE') then to_jsonb(old) end;
+    v_new := case when tg_op in ('UPDATE', 'INSERT') then to_jsonb(new) end;
+  end if;
   perform messages._publish_changes(
-    tg_relid, tg_argv[0:1], lower(tg_op),
-    case when tg_op in ('UPDATE', 'DELETE') then array[to_jsonb(old)] end,
-    case when tg_op in ('UPDATE', 'INSERT') then array[to_jsonb(new)] end
+    tg_relid, tg_argv[0:1], lower(tg_op), array[v_old], array[v_new]
   );
   return null;
 end;

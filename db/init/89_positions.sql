@@ -70,9 +70,13 @@ declare
   v_tick bigint;
 begin
   if stream is null then
-    return (select count(messages.tick(s.name)) from messages.stream as s);
+    return (
+      select count(messages.tick(s.name)) from messages.stream as s
+      where messages._may(s.name, 'consume from')
+    );
   end if;
   v_stream := messages._stream(stream);
+  perform messages._check_access(v_stream.name, 'consume from');
   v_tick := messages._cut_tick(v_stream, true);
   perform messages._ring_stream(v_stream);
   return v_tick;
@@ -81,7 +85,8 @@ $$;
 comment on function messages.tick(text) is
   'Mark this moment of a stream and return the number of the tick: a batch ends here, even one '
   'without events, and subscribers can be set to it. Not needed for anything to be delivered. '
-  'Without a stream: of all streams; returns how many. Raises NQ020 for an unknown stream.';
+  'Without a stream: of all streams from which the caller may consume; returns how many. Raises '
+  'NQ007 without the right to consume, and NQ020 for an unknown stream.';
 
 -- What a place says, as a batch that ends there.
 create or replace function messages._place(stream messages.stream, place text)

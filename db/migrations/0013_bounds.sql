@@ -16,11 +16,25 @@ begin
     select to_regprocedure('messages.' || f.signature)
     from (
       values
-        ('_none(void)')
+        ('_check_type(regtype)'),
+        ('_payload_type(text)'),
+        ('_read_text(text, regtype)')
     ) as f (signature)
     where to_regprocedure('messages.' || f.signature) is not null
   loop
     execute format('drop function %s', v_function);
   end loop;
+end;
+$$;
+
+-- Captures that cannot work say why.
+do $$
+begin
+  if not exists (
+    select from pg_attribute as a
+    where a.attrelid = 'messages.capture_report'::regclass and a.attname = 'problem'
+  ) then
+    alter type messages.capture_report add attribute problem text;
+  end if;
 end;
 $$;
