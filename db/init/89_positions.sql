@@ -3,8 +3,9 @@
 -- owns:    nothing
 -- writes:  messages.tick; notifies new_event
 -- calls:   messages._stream, messages._invalid, messages._moment, messages._fresh_low,
---          messages._ring_stream
--- raises:  NQ003 invalid argument, NQ020 stream not found, NQ903 not adopted
+--          messages._ring_stream, messages._may, messages._check_access
+-- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ903 not
+--          adopted
 
 -- A snapshot means nothing on a server that did not take it: there, what was seen would come again,
 -- or what is new would be passed over.

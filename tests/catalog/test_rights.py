@@ -119,7 +119,11 @@ WORK = [
     "select messages.forget_worker('w')",
 ]
 AWAIT = ["select messages.await_result(1)"]
-RESULT = ["select messages.result(1)", "select messages.value_of('null', null::text)"]
+RESULT = [
+    "select messages.result(1)",
+    "select messages.value_of('null', null::text)",
+    "select messages.payload_type('typed')",
+]
 READ_TABLES = [
     "select * from messages.audit",
     "select * from messages.broker",

@@ -12,6 +12,7 @@ FUNCTIONS = "pg_proc as p where p.pronamespace = 'messages'::regnamespace"
 TABLES = "pg_class as c where c.relnamespace = 'messages'::regnamespace"
 QUERY = re.compile(
     r"\s+(concat\(\s*'[^']*', )?messages\._\w+_query\([\w, ]*\)(, '[^']*'\s*\))?(\s+into [\w, ]+)?"
+    r"( using (old|new))?"
 )
 """A text that is made by a function of ours, as a whole or as a part of a query."""
 SEARCH_PATH = "search_path=pg_catalog, messages, pg_temp"
@@ -38,8 +39,12 @@ FROM_OUTSIDE = ["_here", "_is_foreign"]
 # What makes tables: whoever begins that, they are the owner's.
 MAKING = ["_make_partition", "_make_segment", "_compact_day"]
 # What pg_cron runs, it runs as who scheduled it; and only who runs it may end a session. What one
-# may see of the sessions of others is the server's to decide.
-AS_CALLER = r"messages\.((start|stop)_broker|holders|activity|cron_entries|health)\("
+# may see of the sessions of others is the server's to decide. And values of a type of the caller's
+# are made and read with the rights of the caller.
+AS_CALLER = (
+    r"messages\.((start|stop)_broker|holders|activity|cron_entries|health"
+    r"|enqueue|value_of|dequeue)\("
+)
 
 
 async def names(connection: Connection, query: str) -> list[str]:

@@ -1,0 +1,203 @@
+"""What a queue or stream that is closed to a role gives it: nothing, by any function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from notifyq.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from database import Connection
+    from security.conftest import Enter
+
+TAKES = [
+    "stream",
+    "queue",
+    "name",
+    "names",
+    "queues",
+    "streams",
+    "batch",
+    "id",
+    "ids",
+    "message_id",
+    "subscription",
+    "event",
+    "relation",
+    "after",
+    "first_id",
+    "queue_names",
+    "message_ids",
+    "subscriber",
+]
+# Names, policies and counts are no secrets; the rest is of no use for what is not the caller's.
+OPEN = {
+    *("queue_info", "stream_info", "subscription_info", "batch_info", "backlog", "throughput"),
+    *("payload_schema", "payload_type", "captures", "forwards"),
+    # Of the session itself, and hints for workers.
+    *("unattend", "unattend_streams", "unwatch", "watch", "note_worker", "next_due", "token_in"),
+    "summon",
+    # Of the role that has begun or registered it, or of the owner of the table.
+    *("begin_load", "begin_attempt", "commit_load", "drop_attempts", "load_rejects", "drop_load"),
+    *("uncapture", "unregister", "broker_next", "broker_note", "broker_done"),
+    # Checks the queues of what was inserted.
+    "announce",
+}
+# Refused with NQ007. Of `q` and `st`, a queue and a stream that are closed; `m` is a message of q
+# that is locked with token 1, `b` an open batch of st by subscriber s, `e` an event of it.
+REFUSED = {
+    "publisher": {
+        "publish": "select messages.publish('q', '1')",
+        "publish_many": "select messages.publish_many('q', array['1']::jsonb[])",
+        "enqueue": "select messages.enqueue('tq', 1)",
+        "admit_event": "select messages.admit_event('st', '1', '{{}}')",
+        "check_targets": "select messages.check_targets('{{q}}')",
+        "capture": "select messages.capture('t', 'st')",
+        "capture_sql": "select messages.capture_sql('t', 'st')",
+        "result": "select messages.result({m})",
+        "await_result": "select messages.await_result({m})",
+        "receive_many": "select messages.receive_many('s', '{{1}}', '{{q}}', array['1']::jsonb[], "
+        "'{{0}}', '{{null}}', array['{{}}']::jsonb[], '{{null}}', '{{null}}', '{{null}}', "
+        "'{{null}}')",
+    },
+    "worker": {
+        "result": "select messages.result({m})",
+        "await_result": "select messages.await_result({m})",
+        "wait": "call messages.wait('{{q}}', '0')",
+        "claim": "select messages.claim('{{q}}')",
+        "claim_owned": "select messages.claim_owned('{{q}}')",
+        "take": "select messages.take('q')",
+        "attend": "select messages.attend('q')",
+        "relay_claim": "select messages.relay_claim('{{q}}', 1, '1 s', 'w')",
+        "subscribe": "select messages.subscribe('st', 'x')",
+        "next_batch": "select messages.next_batch('st', 's')",
+        "batch_events": "select messages.batch_events({b})",
+        "retry_event": "select messages.retry_event({b}, {e})",
+        "fail_event": "select messages.fail_event({b}, {e})",
+        "retry_batch": "select messages.retry_batch({b})",
+        "finish_batch": "select messages.finish_batch({b})",
+        "recover_batch": "select messages.recover_batch('st', 's')",
+        "leave_batch": "select messages.leave_batch({b})",
+        "next_retry": "select messages.next_retry('st', 's')",
+        "tick": "select messages.tick('st')",
+        "attend_stream": "select messages.attend_stream('st')",
+        "register": "select messages.register('st', 'x', 'public.nothing')",
+    },
+}
+# Refused as one that is lost, or whose row is left out: nothing comes of it.
+NOTHING = {
+    "publisher": {},
+    "worker": {
+        "claim_id": "select messages.claim_id({w})",
+        "finish": "select messages.finish({m}, 1)",
+        "finish_many": "select messages.finish_many(array[{m}], '{{1}}', "
+        "array['success']::messages.message_status[])",
+        "retry": "select messages.retry({m}, 1)",
+        "release": "select messages.release({m}, 1)",
+        "release_many": "select messages.release_many(array[{m}], '{{1}}')",
+        "release_orphans": "select messages.release_orphans('w', '{{}}')",
+        "extend": "select messages.extend({m}, 1)",
+        "extend_many": "select messages.extend_many(array[{m}], '{{1}}')",
+        "archive_find": "select messages.archive_find({a})",
+        "attempts": "select messages.attempts({a})",
+        "relay_finish": "select messages.relay_finish('t', 's', 'p', array[{m}], '{{1}}', "
+        "array[{m}], array['success']::messages.message_status[])",
+        "dependencies": "select messages.dependencies({m})",
+    },
+}
+
+
+async def code_of(session: Connection, statement: str) -> str | None:
+    try:
+        await session.execute(statement)
+    except asyncpg.PostgresError as error:
+        return error.sqlstate
+    except DatabaseError as error:
+        return error.sqlstate
+    return None
+
+
+async def close(connection: Connection) -> dict[str, Any]:
+    await connection.execute("""
+        select messages.create_queue('q'), messages.create_queue('tq', payload_type => 'integer'),
+          messages.create_stream('st');
+        select messages.subscribe('st', 's');
+        create procedure public.nothing() language sql as 'select';
+        select messages.publish('q', '{"secret": 1}'), messages.publish('q', '2'),
+          messages.publish('q', '3'), messages.publish('st', '4');
+        select messages.claim('{q}', worker => 'w');
+        select messages.finish(c.id, c.lock_token) from messages.claim('{q}') as c;
+        select messages.grant_queue(c.name, 'notifyq_admin')
+        from unnest('{q,tq,st}'::text[]) as c (name);
+    """)
+    ids = await connection.fetch("select id, state::text as state from messages.message")
+    batch = await connection.fetchval("select messages.next_batch('st', 's')")
+    return {
+        "m": next(row["id"] for row in ids if row["state"] == "locked"),
+        "w": next(row["id"] for row in ids if row["state"] == "waiting"),
+        "a": await connection.fetchval("select id from messages.message_archive"),
+        "b": batch,
+        "e": await connection.fetchval("select id from messages.event"),
+    }
+
+
+@pytest.mark.parametrize("who", REFUSED)
+async def test_whoever_names_what_is_closed_is_refused(
+    connection: Connection, enter: Enter, who: str
+) -> None:
+    ids = await close(connection)
+    session = await enter(who)
+    await session.execute("create temporary table t (id integer)")
+    wrong = {
+        name: code
+        for name, statement in REFUSED[who].items()
+        if (code := await code_of(session, statement.format(**ids))) != "NQ007"
+    }
+    assert wrong == {}
+    before = await connection.fetch("select m::text from messages.message as m order by id")
+    found = {
+        name: rows
+        for name, statement in NOTHING[who].items()
+        if (rows := [
+            row
+            for row in await session.fetch(f"select f::text from ({statement.format(**ids)}) as r (f)")
+            if (row[0] or "").strip("(),") not in {"", "f", "false", "0"}
+        ])
+    }  # fmt: skip
+    assert found == {}
+    assert await connection.fetch("select m::text from messages.message as m order by id") == before
+    assert await connection.fetchval("select count(*) from messages.batch_end") == 0
+
+
+@pytest.mark.parametrize("who", REFUSED)
+async def test_every_function_that_names_something_is_tried(
+    connection: Connection, who: str
+) -> None:
+    found = await connection.fetch(
+        """
+        select distinct p.proname::text as name from pg_proc as p
+        where p.pronamespace = 'messages'::regnamespace
+          and has_function_privilege($1, p.oid, 'execute')
+          and p.proargnames[:p.pronargs] && $2::text[]
+        """,
+        f"notifyq_{who}",
+        TAKES,
+    )
+    names = {row["name"] for row in found}
+    assert len(names) > 15
+    assert names - OPEN - {*REFUSED[who], *NOTHING[who]} == set()
+
+
+async def test_a_tick_without_a_name_leaves_out_what_is_closed(
+    connection: Connection, enter: Enter
+) -> None:
+    await close(connection)
+    await connection.execute("select messages.create_stream('free')")
+    worker = await enter("worker")
+    before = await connection.fetchval("select count(*) from messages.tick")
+    assert await worker.fetchval("select messages.tick()") == 1
+    assert await connection.fetchval("select count(*) from messages.tick") == before + 1
+    assert await connection.fetchval("select messages.tick()") == 2
