@@ -1,9 +1,9 @@
--- Text: the text of a value of any type as JSON, and nothing that a user has written runs for it.
+-- Text: the text of a value of any type as JSON; nothing that a user has written runs for it.
 --
--- Domains have checks, and types have casts to json, that call functions of whoever owns them; and a
--- type may be changed between a look at the catalog and its use. So a text is read here by the input
--- functions of base types, enums and ranges alone, found by the oid of the type: those only a
--- superuser can make, and none can change. A domain is read as the type under it, a composite type
+-- Domains have checks, and types have casts to json, that call functions of their owners; and a type
+-- may be altered between a look at the catalog and its use. So a text is read here by the input
+-- functions of base types, enums and ranges alone, found by the oid of the type: only a superuser
+-- can make those, and nobody can alter them. A domain is read as the type under it, a composite type
 -- column by column.
 --
 -- owns:    nothing
@@ -141,7 +141,8 @@ begin
       from pg_attribute as c
       where c.attrelid = v_type.relation and c.attnum > 0 and not c.attisdropped
     ) as a;
-    if v_columns = 0 and v_fields <> '{null}' or cardinality(v_fields) <> greatest(v_columns, 1) then
+    if cardinality(v_fields) <> greatest(v_columns, 1) or v_columns = 0 and v_fields <> '{null}'
+    then
       raise invalid_text_representation using
         message = format('malformed record literal: %L', left(value, 200)),
         detail = format('it has %s columns, not %s', cardinality(v_fields), v_columns);

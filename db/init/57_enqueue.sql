@@ -1,7 +1,7 @@
 -- Enqueue: values of the type of a queue, into it and back. See 39_payload.sql.
 --
--- To make a value of a text, or a text of a value, may run code of whoever owns the type: the checks
--- of domains, casts. So what does that has the rights of its caller, and only texts and JSON go to
+-- To make a value of a text, or a text of a value, may run code of whoever owns the type: checks of
+-- domains, casts. So what does that has the rights of its caller, and only texts and JSON go to
 -- functions that have those of the owner.
 --
 -- owns:    nothing
@@ -36,13 +36,14 @@ as $$
 declare
   v_type text;
 begin
-  select s.payload_type into v_type
-  from messages.stream as s
-  where s.name = payload_type.queue;
-  if not found then
-    v_type := (messages._queue(queue)).payload_type;
-  end if;
+  -- A name is that of a queue or of a stream.
+  v_type := coalesce(
+    (select q.payload_type from messages.queue as q where q.name = payload_type.queue),
+    (select s.payload_type from messages.stream as s where s.name = payload_type.queue)
+  );
   if given is not null and v_type is null then
+    perform messages._queue(queue)
+    where not exists (select from messages.stream as s where s.name = payload_type.queue);
     perform messages._invalid(format('%L has no payload_type', queue), 'use messages.publish()');
   elsif given <> v_type then
     perform messages._mismatch(queue, v_type, given, null);
@@ -52,8 +53,8 @@ end;
 $$;
 comment on function messages.payload_type(text, text) is
   'The name of the type of which the messages of this queue, or the events of this stream, are '
-  'values; null where there is none. With given: raises 42804 where the type is another one, and '
-  'NQ003 where there is none. Raises NQ001 for an unknown queue.';
+  'values; null where there is none. With given: raises 42804 where the type is another one, NQ003 '
+  'where there is none, and NQ001 for an unknown queue.';
 
 create or replace function messages.enqueue(
   queue text,

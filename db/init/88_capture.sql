@@ -5,9 +5,9 @@
 -- condition, which is then that of the trigger, so that it never runs with the rights of the owner
 -- of this schema, and where a table is or has partitions, whose rows no other trigger sees all of.
 --
--- These triggers have the rights of the owner of this schema, and the rows types of others. A cast to
--- json would be called with those rights, so to_jsonb() sees none but built-in types: values of other
--- types are read from their text, see 39b_text.sql, and for those columns a query is made for each
+-- These triggers have the rights of the owner of this schema, and rows have types of others. A cast
+-- to json would be called with those rights, so to_jsonb() sees none but built-in types: values of
+-- other types are read from their text, see 39b_text.sql. For such columns a query is made for each
 -- table.
 --
 -- owns:    triggers notifyq_* of captured tables; views messages.captured and captured_old
@@ -17,8 +17,8 @@
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ024
 --          stream paused
 
--- The columns that a trigger is made for, of its second argument; null for all. Whoever owns a table
--- may write there what they like.
+-- The columns that a trigger is made for, from its second argument; null for all. The owner of a
+-- table may write anything there.
 create or replace function messages._watched_columns(argument text)
   returns text[]
   language plpgsql
@@ -196,8 +196,10 @@ begin
       format(
         case
           when a.is_built_in then 'c.%I'
-          when a.is_simple then 'case num_nulls(c.%I) when 0 then format(%L, c.%I) else %L end as %I'
-          else 'messages._text_json(case num_nulls(c.%I) when 0 then format(%L, c.%I) end, %L) as %I'
+          when a.is_simple
+          then 'case num_nulls(c.%I) when 0 then format(%L, c.%I) else %L end as %I'
+          else
+            'messages._text_json(case num_nulls(c.%I) when 0 then format(%L, c.%I) end, %L) as %I'
         end,
         a.name, v_as_is, a.name, case when not a.is_simple then a.type end, a.name
       ),

@@ -154,8 +154,8 @@ comment on function messages.uncapture(regclass, text) is
   'End the capture of a table into a stream. Only the owner of the table may. False: there was '
   'none.';
 
--- Else the next statement that changes the table would fail. What fails already, as the owner of the
--- table may not publish, keeps nobody from dropping the stream: such a trigger anybody can make.
+-- Else the next statement that changes the table would fail. A capture that fails already, as the
+-- owner of the table may not publish, does not count: any publisher can make such a trigger.
 create or replace function messages._check_captured(stream text)
   returns void
   language plpgsql

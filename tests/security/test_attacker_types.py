@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from database import Connection
     from security.conftest import Enter
 
-every_role = pytest.mark.parametrize(
-    "attacker", ["reader", "publisher", "worker"], indirect=True
-)
+every_role = pytest.mark.parametrize("attacker", ["reader", "publisher", "worker"], indirect=True)
 a_publisher = pytest.mark.parametrize("attacker", ["publisher"], indirect=True)
 a_worker = pytest.mark.parametrize("attacker", ["worker"], indirect=True)
 HOSTILE = """

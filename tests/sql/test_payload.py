@@ -122,7 +122,7 @@ async def test_no_check_of_a_domain_runs_with_the_rights_of_the_owner(
         me = await connection.fetchval("select current_user::text")
         seen = await connection.fetch("select distinct who from public.seen")
         assert [row["who"] for row in seen] == [me]
-    with pytest.raises(asyncpg.DatatypeMismatchError, match='outer'):
+    with pytest.raises(asyncpg.DatatypeMismatchError, match="outer"):
         await value(connection, "publish", queue="public.outer", message="x")
 
 
@@ -142,7 +142,7 @@ TEXTS: dict[str, list[str | None]] = {
     "short": ["abc", ""],
     "short[]": ["{abc,NULL}"],
     "even": ["4"],
-    "inner_row": ['(1,"a \"\"b\"\", (c)\\\\",{abc})', "(,,)", '( 1 ,"","{}")', "(1,a(b,)"],
+    "inner_row": ['(1,"a ""b"", (c)\\\\",{abc})', "(,,)", '( 1 ,"","{}")', "(1,a(b,)"],
     "inner_row[]": ['{"(1,a,{abc})",NULL}', '{{"(1,,)"},{"(2,,)"}}'],
     "outer_row": ['("(1,x,{a})","{""(2,y,)""}",one,"{one,two}",2020-01-02)', "(,,,,)"],
     "words": ["[one,two]", "empty"],
@@ -211,7 +211,7 @@ async def test_each_type_for_columns_can_be_enqueued(connection: Connection) -> 
     for number, (name,) in enumerate(found):
         await value(connection, "create_queue", name=f"q{number}", payload_type=name)
         await connection.execute(f"select messages.enqueue('q{number}'::text, null::{name})")
-    for name, given in {"\"char\"": "x", "name": "x", "character": "x", "text": "x"}.items():
+    for name, given in {'"char"': "x", "name": "x", "character": "x", "text": "x"}.items():
         number = [row["name"] for row in found].index(name)
         await connection.execute(f"select messages.enqueue('q{number}'::text, '{given}'::{name})")
         got = await connection.fetch(
