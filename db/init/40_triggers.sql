@@ -1,7 +1,8 @@
 -- Triggers: what makes a plain insert a full publish.
 --
 -- owns:    triggers schedule and published of messages.message
--- writes:  messages.message (state of scheduled rows); notifies new_message
+-- writes:  messages.message (state of scheduled rows), messages.announced_first_seq,
+--          messages.announced_last_seq; notifies new_message
 -- calls:   messages._queue, messages._ring, messages._compact,
 --          messages._publishing_key, messages._attended_key, messages._invalid,
 --          messages._await_drop
@@ -51,6 +52,7 @@ declare
   v_soon timestamptz := now() + interval '1 minute';
   v_ringing bigint;
   v_end bigint;
+  v_announced bigint;
 begin
   for v_name, v_ringing, v_first, v_last, v_end in
     select m.queue,
@@ -85,12 +87,13 @@ begin
         limit 1000
       )));
     end if;
-    perform set_config(
-      'notifyq.announced',
-      greatest(v_end, concat('0', current_setting('notifyq.announced', true))::bigint)::text,
-      true
-    );
+    v_announced := greatest(v_announced, v_end);
   end loop;
+  if v_announced is not null then
+    perform setval('messages.announced_first_seq', first_id),
+      setval('messages.announced_last_seq', v_announced),
+      set_config('notifyq.announced', 'yes', true);
+  end if;
 end;
 $$;
 
@@ -145,14 +148,20 @@ comment on function messages.announce(bigint, text, boolean) is
 -- Called for every row of a statement, though the first call speaks for all: hence this thin
 -- function in front. Taking on the owner's rights and a search path for each row would double the
 -- price of a bulk insert, so it has neither, and names everything with its schema instead.
+--
+-- The setting only says that this transaction has called announce(); for which messages is told by
+-- two sequences, as whoever inserts may have set the setting.
 create or replace function messages._published()
   returns trigger
   language plpgsql
 as $$
 begin
-  if new.id operator(pg_catalog.>) pg_catalog.concat(
-    '0', pg_catalog.current_setting('notifyq.announced', true)
-  )::pg_catalog.int8 then
+  if (case
+    when pg_catalog.current_setting('notifyq.announced', true) operator(pg_catalog.<>) ''
+      then new.id operator(pg_catalog.<) pg_catalog.currval('messages.announced_first_seq')
+        or new.id operator(pg_catalog.>) pg_catalog.currval('messages.announced_last_seq')
+    else true
+  end) then
     perform messages.announce(
       new.id, new.queue,
       new.available_at operator(pg_catalog.<)

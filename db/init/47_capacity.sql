@@ -7,8 +7,8 @@
 --
 -- owns:    trigger capacity of messages.message, which is there while a queue has a capacity
 -- writes:  messages.flow (row locks), messages.flow_room, messages.message,
---          messages.message_archive
--- calls:   messages._archive, messages._busy
+--          messages.message_archive, messages.session_key_seq
+-- calls:   messages._archive, messages._arm_names
 -- raises:  NQ009 open transactions, NQ010 queue full
 
 -- What waits or is scheduled in a queue and what is locked, the former each up to most. Volatile:
@@ -91,6 +91,28 @@ begin
 end;
 $$;
 
+-- The name of a setting that a user of this session cannot guess, and so neither read nor set: what
+-- a transaction knows is lost with its savepoints, as nothing but a setting is.
+create or replace function messages._own_setting(name text, queue text)
+  returns text
+  language plpgsql
+as $$
+begin
+  if current_setting('notifyq.keyed', true) <> '' then
+    -- An error for whoever says so without reason.
+    return concat(name, '_', to_hex(
+      hashtextextended(queue, currval('messages.session_key_seq'))
+    ));
+  end if;
+  perform setval(
+      'messages.session_key_seq',
+      1 + (hashtextextended(gen_random_uuid()::text, 0) & 4611686018427387903)
+    ),
+    set_config('notifyq.keyed', 'yes', false);
+  return messages._own_setting(name, queue);
+end;
+$$;
+
 create or replace function messages._make_room()
   returns trigger
   language plpgsql
@@ -98,16 +120,17 @@ create or replace function messages._make_room()
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  v_hash text := to_hex(hashtextextended(new.queue, 0));
-  -- For how many messages this transaction took room the last time.
-  v_taken bigint := nullif(current_setting('notifyq.took_' || v_hash, true), '')::bigint;
+  v_setting text := messages._own_setting('notifyq.room', new.queue);
+  -- Up to which id this transaction has room, and for how many messages it took that.
+  v_known bigint[] := nullif(current_setting(v_setting, true), '')::bigint[];
+  v_taken bigint := v_known[2];
   v_queue messages.queue;
   v_number bigint;
   v_room bigint;
   v_live record;
   v_excess bigint;
 begin
-  if new.id <= nullif(current_setting('notifyq.room_' || v_hash, true), '')::bigint then
+  if new.id <= v_known[1] then
     return new;
   end if;
   perform from messages.flow as f
@@ -153,58 +176,39 @@ begin
     and r.number = v_number;
   -- Ids rise, and others may take some of these meanwhile: no more messages come up to there than
   -- there is room for, and what is left over is found when all are counted again.
-  perform set_config('notifyq.room_' || v_hash, (new.id + v_taken - 1)::text, true);
-  perform set_config('notifyq.took_' || v_hash, greatest(v_taken, 1)::text, true);
+  perform set_config(
+    v_setting, array[new.id + v_taken - 1, greatest(v_taken, 1)]::text, true
+  );
   return new;
 end;
 $$;
 
 -- Make the trigger again where other queues than before have a capacity: its condition names them,
--- so that publishers of all others pay nothing for it, and asks whether room was taken already, as
--- a call for each message of a bulk would cost more than to publish it.
+-- so that publishers of all others pay nothing for it. It does not ask whether room was taken
+-- already, as nothing that it could ask is out of reach of whoever inserts.
 create or replace function messages._arm_capacity()
   returns void
   language plpgsql
-  -- It locks out whoever publishes, so it must not wait long for those who do.
-  set lock_timeout = '2s'
 as $$
 declare
   v_names text[] := array(
     select q.name from messages.queue as q where q.capacity is not null order by q.name
   );
-  v_present text;
 begin
-  v_present := (
-    select pg_get_triggerdef(g.oid)
-    from pg_trigger as g
-    where g.tgrelid = 'messages.message'::regclass and g.tgname = 'capacity'
-  );
-  if position(quote_literal(v_names::text) in v_present) > 0
-    and position('notifyq.room_' in v_present) > 0
-    or v_names = '{}' and v_present is null
-  then
-    return;
-  end if;
-  if v_names = '{}' then
-    drop trigger if exists capacity on messages.message;
-    return;
-  end if;
-  execute format(
-    'create or replace trigger capacity before insert on messages.message for each row '
-    'when (new.queue = any (%L::text[]) and new.id > coalesce(nullif(current_setting('
-    'concat(''notifyq.room_'', to_hex(hashtextextended(new.queue, 0))), true), '''')::bigint, 0)) '
-    'execute function messages._make_room()',
-    v_names
-  );
-exception
-  when lock_not_available then
-    perform messages._busy('publish or claim');
+  perform messages._arm_names('message', 'capacity', '_make_room', v_names);
 end;
 $$;
 
--- One that an earlier version has made is called for each message.
+-- One that an earlier version has made asks for a setting that anybody may set.
 do $$
 begin
+  if exists (
+    select from pg_trigger as g
+    where g.tgrelid = 'messages.message'::regclass and g.tgname = 'capacity'
+      and position('notifyq.room_' in pg_get_triggerdef(g.oid)) > 0
+  ) then
+    drop trigger capacity on messages.message;
+  end if;
   perform messages._arm_capacity();
 end;
 $$;

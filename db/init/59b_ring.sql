@@ -5,7 +5,7 @@
 --
 -- owns:    trigger trim of messages.message_volatile, which is there while such a queue is
 -- writes:  messages.message_volatile, messages.volatile_room, messages.volatile_count
--- calls:   messages._archive_volatile
+-- calls:   messages._archive_volatile, messages._own_setting
 -- raises:  NQ009 open transactions
 
 -- Drop what is over capacity, in the order of drop_oldest; return the room that is left. A large
@@ -71,7 +71,7 @@ create or replace function messages._trim_ring()
   set lock_timeout = '100ms'
 as $$
 declare
-  v_setting text := 'notifyq.trim_' || to_hex(hashtextextended(new.queue, 0));
+  v_setting text := messages._own_setting('notifyq.trim', new.queue);
   v_last bigint := pg_sequence_last_value('messages.message_id_seq');
   v_queue messages.queue;
   v_number bigint;

@@ -73,6 +73,9 @@ begin
     -- Called by the insert trigger, with the rights of whoever inserts.
     messages.announce(bigint, text, boolean)
     to notifyq_publisher, notifyq_admin;
+  -- What that trigger reads.
+  grant select on sequence messages.announced_first_seq, messages.announced_last_seq
+    to notifyq_publisher, notifyq_admin;
 
   grant execute on routine
     messages.wait(text[], interval, jsonpath[], text, integer, bigint, bigint, text, jsonb),

@@ -238,6 +238,39 @@ async def test_a_flood_reaches_nobody_who_is_not_asked(
     assert await connection.fetch("select m::text from messages.message as m") == before
 
 
+INTO_NO_QUEUE = [
+    "set notifyq.announced = '9223372036854775806'; "
+    "insert into messages.message (queue, message) values ('nope', '1')",
+    "set notifyq.announced = 'yes'; select messages.publish('nope', '1')",
+    "set notifyq.announced = 'yes'; "
+    "select messages.publish_many('nope', array['1', '2']::jsonb[])",
+    # It has announced others, before, after, or in between.
+    "begin; select messages.publish_many('default', array['1', '2']::jsonb[]); "
+    "insert into messages.message (queue, message) values ('nope', '1'); commit",
+    "insert into messages.message (queue, message) select q, (set_config('notifyq.announced', "
+    "'9223372036854775806', false) is not null)::text::jsonb from unnest('{nope,nope}'::text[]) "
+    "as q",
+    "insert into messages.message (queue, message) select q, case q when 'nope' then '1'::jsonb "
+    "else (cardinality(array(select messages.publish_many('default', array['1', '2']::jsonb[]))) "
+    "> 0)::text::jsonb end from unnest('{nope,default}'::text[]) as q",
+    "insert into messages.message (queue, message) select q.name, case q.place when 4 then "
+    "coalesce(to_jsonb(messages.announce(currval_of(2), 'default', true)::text), '1') else '1' end "
+    "from unnest('{nope,default,default,default}'::text[]) with ordinality as q (name, place)",
+]
+
+
+@pytest.mark.parametrize("statement", INTO_NO_QUEUE)
+async def test_no_setting_publishes_into_a_queue_that_does_not_exist(
+    connection: Connection, enter: Enter, statement: str
+) -> None:
+    publisher = await enter("publisher")
+    first = await connection.fetchval("select nextval('messages.message_id_seq')")
+    with pytest.raises((QueueNotFoundError, asyncpg.ObjectNotInPrerequisiteStateError)):
+        await publisher.execute(statement.replace("currval_of(2)", str(first + 2)))
+    await publisher.execute("rollback")
+    assert await connection.fetchval("select count(*) from messages.message") == 0
+
+
 async def test_no_callback_of_a_caller_is_ever_run(connection: Connection) -> None:
     """No function takes one: a name of a procedure that others register would run as the owner.
 
