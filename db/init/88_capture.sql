@@ -226,7 +226,7 @@ create or replace function messages._row_query(relation oid)
 as $$
 begin
   return concat(
-    'select to_jsonb(r) from (select ', messages._columns_query(relation),
+    'select to_jsonb(r.*) from (select ', messages._columns_query(relation),
     ' from (select ($1).*) as c) as r'
   );
 end;
@@ -240,7 +240,7 @@ as $$
 begin
   return concat(
     'select array_agg(r.data order by r.number) '
-    'from (select to_jsonb(c) as data, row_number() over () as number from (select ',
+    'from (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
     messages._columns_query(relation), ' from captured as c) as c) as r '
     'group by (r.number - 1) / 1000 order by min(r.number)'
   );
@@ -255,9 +255,9 @@ as $$
 begin
   return concat(
     'select array_agg(o.data order by o.number), array_agg(n.data order by o.number) '
-    'from (select to_jsonb(c) as data, row_number() over () as number from (select ',
+    'from (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
     messages._columns_query(relation), ' from captured_old as c) as c) as o '
-    'join (select to_jsonb(c) as data, row_number() over () as number from (select ',
+    'join (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
     messages._columns_query(relation), ' from captured as c) as c) as n on n.number = o.number '
     'group by (o.number - 1) / 1000 order by min(o.number)'
   );
@@ -311,7 +311,7 @@ begin
   else
     open v_changes for
       select array_agg(r.data order by r.number)
-      from (select to_jsonb(c) as data, row_number() over () as number from captured as c) as r
+      from (select to_jsonb(c.*) as data, row_number() over () as number from captured as c) as r
       group by (r.number - 1) / 1000
       order by min(r.number);
   end if;
@@ -356,8 +356,8 @@ begin
   else
     open v_changes for
       select array_agg(o.data order by o.number), array_agg(n.data order by o.number)
-      from (select to_jsonb(c) as data, row_number() over () as number from captured_old as c) as o
-      join (select to_jsonb(c) as data, row_number() over () as number from captured as c) as n
+      from (select to_jsonb(c.*) as data, row_number() over () as number from captured_old as c) as o
+      join (select to_jsonb(c.*) as data, row_number() over () as number from captured as c) as n
         on n.number = o.number
       group by (o.number - 1) / 1000
       order by min(o.number);

@@ -242,8 +242,7 @@ INTO_NO_QUEUE = [
     "set notifyq.announced = '9223372036854775806'; "
     "insert into messages.message (queue, message) values ('nope', '1')",
     "set notifyq.announced = 'yes'; select messages.publish('nope', '1')",
-    "set notifyq.announced = 'yes'; "
-    "select messages.publish_many('nope', array['1', '2']::jsonb[])",
+    "set notifyq.announced = 'yes'; select messages.publish_many('nope', array['1', '2']::jsonb[])",
     # It has announced others, before, after, or in between.
     "begin; select messages.publish_many('default', array['1', '2']::jsonb[]); "
     "insert into messages.message (queue, message) values ('nope', '1'); commit",

@@ -210,6 +210,65 @@ async def test_values_are_exact_whatever_the_session_says(
     assert (second["n"], second["f"]) == ("0.00000000000000000001", "Infinity")
 
 
+TYPES = """
+    create type mood as enum ('good', 'bad');
+    create domain short as varchar(9);
+    create domain moods as mood[];
+    create type inner_row as (a numeric, m mood, at timestamptz);
+    create type outer_row as (one inner_row, many inner_row[], b bytea, j jsonb);
+    create domain named as inner_row;
+    create table own (
+      c mood, r mood[], o moods, n short, data short[], number inner_row, key outer_row,
+      d named, i int4multirange, id bigint primary key
+    );
+"""
+ROW = """
+    'bad', '{{good,null},{bad,bad}}', '{good}', 'it', '{a,null}',
+    row(1.10, 'bad', '2027-01-02 03:04:05+00'),
+    row(null, array[row(2, null, null), null]::inner_row[], '\\x00ff', '{"k": [1, null]}'),
+    row(3, 'good', null), '{[1,3)}'
+"""
+MADE = {
+    "c": "bad", "r": [["good", None], ["bad", "bad"]], "o": ["good"], "n": "it",
+    "data": ["a", None],
+    "number": {"a": 1.1, "m": "bad", "at": "2027-01-02T03:04:05+00:00"},
+    "key": {
+        "one": None, "many": [{"a": 2, "m": None, "at": None}, None], "b": "\\x00ff",
+        "j": {"k": [1, None]},
+    },
+    "d": {"a": 3, "m": "good", "at": None}, "i": "{[1,3)}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("condition", [None, "new.id > 0"])
+async def test_types_of_ones_own_are_nested_as_built_in_ones(
+    connection: Connection, captured: Captured, condition: str | None
+) -> None:
+    """As to_jsonb() makes it, also where columns have the names that the triggers use."""
+    await connection.execute(TYPES)
+    operations = ["insert", "update"]
+    await captured.begin("own", condition=condition, operations=operations)
+    await connection.execute("set timezone = 'Asia/Tokyo'; set bytea_output = 'escape'")
+    await connection.execute(f"insert into own values ({ROW}, 1)")
+    await connection.execute("update own set c = 'good'")
+    await connection.execute("insert into own (id) values (2)")
+    inserted, updated, empty = await captured.events()
+    assert inserted["new"] == MADE | {"id": 1}
+    assert updated["new"] == MADE | {"id": 1, "c": "good"}
+    assert updated["old"] == {"c": "bad"}
+    assert empty["new"] == dict.fromkeys(MADE) | {"id": 2}
+
+
+async def test_a_column_may_have_any_name(connection: Connection, captured: Captured) -> None:
+    await connection.execute("create table odd (c integer primary key, r text, o text, n text)")
+    await captured.begin("odd")
+    await connection.execute("insert into odd values (1, 'r', 'o', 'n'); update odd set n = 'm'")
+    await connection.execute("delete from odd")
+    inserted, updated, deleted = await captured.events()
+    assert inserted["new"] == {"c": 1, "r": "r", "o": "o", "n": "n"}
+    assert updated["new"] == deleted["old"] == {"c": 1, "r": "r", "o": "o", "n": "m"}
+
+
 async def test_a_table_may_change_while_it_is_captured(
     connection: Connection, captured: Captured
 ) -> None:
