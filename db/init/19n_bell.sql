@@ -8,7 +8,8 @@
 -- could set a setting to anything.
 --
 -- owns:    sequences messages.message_bell_seq, messages.event_bell_seq,
---          messages.announced_first_seq, messages.announced_last_seq and messages.session_key_seq
+--          messages.announced_first_seq, messages.announced_last_seq, messages.announced_queue_seq
+--          and messages.session_key_seq
 -- writes:  nothing
 -- raises:  nothing
 
@@ -16,4 +17,5 @@ create sequence if not exists messages.message_bell_seq;
 create sequence if not exists messages.event_bell_seq;
 create sequence if not exists messages.announced_first_seq;
 create sequence if not exists messages.announced_last_seq;
+create sequence if not exists messages.announced_queue_seq;
 create sequence if not exists messages.session_key_seq;

@@ -2,7 +2,7 @@
 --
 -- owns:    triggers schedule and published of messages.message
 -- writes:  messages.message (state of scheduled rows), messages.announced_first_seq,
---          messages.announced_last_seq; notifies new_message
+--          messages.announced_last_seq, messages.announced_queue_seq; notifies new_message
 -- calls:   messages._queue, messages._ring, messages._compact,
 --          messages._publishing_key, messages._attended_key, messages._invalid,
 --          messages._await_drop
@@ -92,6 +92,10 @@ begin
   if v_announced is not null then
     perform setval('messages.announced_first_seq', first_id),
       setval('messages.announced_last_seq', v_announced),
+      setval('messages.announced_queue_seq', (
+        select 1 + (hashtextextended(m.queue, 0) & 4611686018427387903)
+        from messages.message as m where m.id = first_id
+      )),
       set_config('notifyq.announced', 'yes', true);
   end if;
 end;
@@ -149,8 +153,8 @@ comment on function messages.announce(bigint, text, boolean) is
 -- function in front. Taking on the owner's rights and a search path for each row would double the
 -- price of a bulk insert, so it has neither, and names everything with its schema instead.
 --
--- The setting only says that this transaction has called announce(); for which messages is told by
--- two sequences, as whoever inserts may have set the setting.
+-- The setting only says that this transaction has called announce(). Whoever inserts may have set
+-- it, so sequences tell for which messages that was.
 create or replace function messages._published()
   returns trigger
   language plpgsql
@@ -158,8 +162,14 @@ as $$
 begin
   if (case
     when pg_catalog.current_setting('notifyq.announced', true) operator(pg_catalog.<>) ''
-      then new.id operator(pg_catalog.<) pg_catalog.currval('messages.announced_first_seq')
-        or new.id operator(pg_catalog.>) pg_catalog.currval('messages.announced_last_seq')
+      then new.id operator(pg_catalog.>) pg_catalog.currval('messages.announced_last_seq')
+        or new.id operator(pg_catalog.<) pg_catalog.currval('messages.announced_first_seq')
+        -- Where there are keys ids don't come in their order.
+        and pg_catalog.currval('messages.announced_queue_seq') operator(pg_catalog.<>) (
+          1::pg_catalog.int8 operator(pg_catalog.+) (
+            pg_catalog.hashtextextended(new.queue, 0) operator(pg_catalog.&) 4611686018427387903
+          )
+        )
     else true
   end) then
     perform messages.announce(

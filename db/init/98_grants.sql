@@ -74,7 +74,8 @@ begin
     messages.announce(bigint, text, boolean)
     to notifyq_publisher, notifyq_admin;
   -- What that trigger reads.
-  grant select on sequence messages.announced_first_seq, messages.announced_last_seq
+  grant select on sequence
+    messages.announced_first_seq, messages.announced_last_seq, messages.announced_queue_seq
     to notifyq_publisher, notifyq_admin;
 
   grant execute on routine

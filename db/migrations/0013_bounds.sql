@@ -42,4 +42,5 @@ $$;
 -- What a session has announced is kept where its user cannot set it.
 create sequence if not exists messages.announced_first_seq;
 create sequence if not exists messages.announced_last_seq;
+create sequence if not exists messages.announced_queue_seq;
 create sequence if not exists messages.session_key_seq;
