@@ -3,8 +3,8 @@
 -- A number of a row would be a place where all publishers wait for each other, and a dead row for
 -- each bell. What a sequence says is about right: up to 32 too many after a crash.
 --
--- And which of its messages a session has announced last, see _published(): the value of a
--- sequence in a session is what nextval() and setval() have given it there, and so out of reach of its user, who
+-- And which of its messages a session has announced last, see _published(): the value of a sequence
+-- in a session is what nextval() and setval() have given it there, out of reach of its user, who
 -- could set a setting to anything.
 --
 -- owns:    sequences messages.message_bell_seq, messages.event_bell_seq,

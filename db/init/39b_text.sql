@@ -1,10 +1,10 @@
 -- Text: the text of a value of any type as JSON; nothing that a user has written runs for it.
 --
--- Domains have checks, and types have casts to json, that call functions of their owners; and a type
--- may be altered between a look at the catalog and its use. So a text is read here by the input
--- functions of base types, enums and ranges alone, found by the oid of the type: only a superuser
--- can make those, and nobody can alter them. A domain is read as the type under it, a composite type
--- column by column.
+-- Domains have checks, and types have casts to json, that call functions of their owners; and a
+-- type may be altered between a look at the catalog and its use. So a text is read here by the
+-- input functions of base types, enums and ranges alone, found by the oid of the type: only a
+-- superuser can make those, and nobody can alter them. A domain is read as the type under it, a
+-- composite type column by column.
 --
 -- owns:    nothing
 -- writes:  nothing

@@ -356,9 +356,12 @@ begin
   else
     open v_changes for
       select array_agg(o.data order by o.number), array_agg(n.data order by o.number)
-      from (select to_jsonb(c.*) as data, row_number() over () as number from captured_old as c) as o
-      join (select to_jsonb(c.*) as data, row_number() over () as number from captured as c) as n
-        on n.number = o.number
+      from (
+        select to_jsonb(c.*) as data, row_number() over () as number from captured_old as c
+      ) as o
+      join (
+        select to_jsonb(c.*) as data, row_number() over () as number from captured as c
+      ) as n on n.number = o.number
       group by (o.number - 1) / 1000
       order by min(o.number);
   end if;

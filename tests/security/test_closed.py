@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from notifyq.errors import DatabaseError
+from security.conftest import role_name
 
 if TYPE_CHECKING:
     from database import Connection
@@ -181,3 +182,21 @@ async def test_a_tick_without_a_name_leaves_out_what_is_closed(
     assert await worker.fetchval("select messages.tick()") == 1
     assert await connection.fetchval("select count(*) from messages.tick") == before + 1
     assert await connection.fetchval("select messages.tick()") == 2
+
+
+async def test_workers_of_an_open_queue_trust_each_other(
+    connection: Connection, enter: Enter
+) -> None:
+    """As the page on security says: a token is no secret. A grant keeps the others out."""
+    await connection.execute("select messages.publish('default', '1')")
+    one, other = await enter("billing"), await enter("worker")
+    claim = "select id, lock_token from messages.claim('{default}')"
+    message = await one.fetchrow(claim)
+    assert message is not None
+    release = "select messages.release($1, $2)"
+    assert await other.fetchval(release, *message)
+    message = await one.fetchrow(claim)
+    assert message is not None
+    await connection.execute("select messages.grant_queue('default', $1)", role_name("billing"))
+    assert not await other.fetchval(release, *message)
+    assert await one.fetchval(release, *message)
