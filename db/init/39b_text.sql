@@ -24,7 +24,7 @@ declare
   v_type oid;
 begin
   if cardinality(v_parts) = 1 then
-    return name::regtype;
+    return name::regtype::oid;
   end if;
   select case when _type_of.name like '%[]' then t.typarray else t.oid end into v_type
   from pg_type as t
@@ -118,7 +118,7 @@ declare
   v_columns bigint;
 begin
   if value is null then
-    return 'null';
+    return 'null'::jsonb;
   end if;
   select t.typtype as kind, t.typbasetype as base, t.typtypmod as modifier, t.typrelid as relation
   into v_type

@@ -269,6 +269,7 @@ $$;
 create or replace function messages._no_transition()
   returns boolean
   language plpgsql
+  immutable
 as $$
 begin
   raise exception using
