@@ -80,17 +80,12 @@ $$;
 
 -- How often a message may be claimed, as whoever has it now goes by. That of a relay is negative: a
 -- message's own number is for its handler, who is elsewhere.
-create or replace function messages._attempts_of(message messages.message, queue messages.queue)
+create or replace function messages._attempts_of(own integer, handlers integer, queues integer)
   returns integer
-  language plpgsql
+  language sql
   immutable
 as $$
-begin
-  if message.handler_attempts < 0 then
-    return -message.handler_attempts;
-  end if;
-  return coalesce(message.max_attempts, message.handler_attempts, queue.max_attempts);
-end;
+  select case when handlers < 0 then -handlers else coalesce(own, handlers, queues) end;
 $$;
 
 create or replace function messages._check_positive(name text, value interval)

@@ -1,42 +1,17 @@
 -- Attempts: the history of the attempts of a message that did not succeed.
 --
 -- owns:    nothing
--- writes:  messages.attempt
+-- writes:  nothing
 -- calls:   messages._invalid, messages._check_attempts, messages._has_role, messages._barred_queues
 -- raises:  NQ003 invalid argument
 
--- Texts are cut, as they come from programs that may write anything.
-create or replace function messages._note_attempt(
-  message messages.message,
-  status messages.message_status,
-  retry_at timestamptz,
-  error_type text,
-  details text,
-  traceback text
-)
-  returns void
-  language plpgsql
-as $$
-begin
-  insert into messages.attempt (
-    message_id, lock_token, locked_at, retry_at, number, status, queue, handled_by, error_type,
-    details, traceback
-  )
-  values (
-    message.id, message.lock_token, message.locked_at, _note_attempt.retry_at, message.attempts,
-    _note_attempt.status, message.queue, message.locked_by, left(_note_attempt.error_type, 200),
-    left(_note_attempt.details, 8000), left(_note_attempt.traceback, 32000)
-  );
-end;
-$$;
-
 -- Why an attempt ended that nobody has ended.
-create or replace function messages._expiry(message messages.message)
+create or replace function messages._expiry(worker text)
   returns text
   language sql
-  stable
+  immutable
 as $$
-  select format('lock of %s expired', coalesce(message.locked_by, 'an unnamed worker'));
+  select format('lock of %s expired', coalesce(worker, 'an unnamed worker'));
 $$;
 
 create or replace function messages._check_limits(queues text[], max_attempts integer[])

@@ -55,8 +55,7 @@ begin
   if v_count = 0 then
     return null;
   end if;
-  -- Each was somebody's last attempt, but for those that nobody held; and messages.retry() notes
-  -- its own, with the error.
+  -- Each was somebody's last attempt, but for those that nobody held.
   insert into messages.attempt (
     message_id, lock_token, locked_at, ended_at, number, status, queue, handled_by, details
   )
@@ -64,8 +63,7 @@ begin
     a.handled_by, left(a.details, 8000)
   from archived as a
   where a.status <> 'success'
-    and a.locked_at is not null
-    and concat(a.id, ':', a.lock_token) is distinct from current_setting('notifyq.noted', true);
+    and a.locked_at is not null;
   -- Ten lines wake somebody up as well as ten thousand, which would fill the log.
   for v_dead in
     select a.* from archived as a where a.status <> 'success' order by a.id limit 10

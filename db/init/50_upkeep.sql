@@ -1,13 +1,12 @@
 -- Upkeep: what must happen with no worker alive. pg_cron and every worker call maintain().
 --
 -- owns:    nothing
--- writes:  messages.message, messages.message_archive, messages.attempt
--- calls:   messages._archive, messages._requeue, messages._stage, messages._ring,
---          messages._compact, messages._make_partitions, messages._drop_partitions,
---          messages._check_quantity, messages._note_reached, messages._note_attempt,
---          messages._expiry, messages._reject_strays, messages._forget_receipts,
---          messages.fire_schedules, messages._forget_keys, messages._sweep_flow,
---          messages._sweep_dependencies, messages._attempts_of, messages._return_owned,
+-- writes:  messages.message
+-- calls:   messages._retry, messages._stage, messages._ring, messages._compact,
+--          messages._make_partitions, messages._drop_partitions, messages._check_quantity,
+--          messages._note_reached, messages._expiry, messages._reject_strays,
+--          messages._forget_receipts, messages.fire_schedules, messages._forget_keys,
+--          messages._sweep_flow, messages._sweep_dependencies, messages._return_owned,
 --          messages._tend_streams, messages._fresh_low, messages._sweep_volatile,
 --          messages._skip_behind, messages._forward_into, messages._sweep_loads,
 --          messages._forget_loads, messages._forget_workers, messages._forget_audit,
@@ -25,39 +24,32 @@ create or replace function messages.reap(quantity integer default 1000)
 as $$
 declare
   v_now timestamptz := clock_timestamp();
-  v_expired messages.message[];
+  v_ids bigint[];
+  v_tokens bigint[];
+  v_details text[];
 begin
   perform messages._check_quantity(reap.quantity, 100000);
   -- Locked in id order and skipping what a finisher holds: it wins, and no two reapers share a row.
-  v_expired := array(
-    select m
+  with expired as materialized (
+    select m.id, m.lock_token, m.locked_by
     from messages.message as m
     where m.state = 'locked'
       and m.lock_expires_at <= v_now
     order by m.id
     limit reap.quantity
     for update skip locked
-  );
-  if cardinality(v_expired) = 0 then
+  )
+  select array_agg(e.id), array_agg(e.lock_token), array_agg(messages._expiry(e.locked_by))
+  into v_ids, v_tokens, v_details
+  from expired as e;
+  if v_ids is null then
     return 0;
   end if;
-  perform messages._note_attempt(
-    e, 'lock_expired', messages._requeue(e, q, null, messages._expiry(e)), null,
-    messages._expiry(e), null
-  )
-  from unnest(v_expired) as e
-  join messages.queue as q on q.name = e.queue
-  where e.attempts < messages._attempts_of(e, q);
-  perform messages._archive(
-    array_agg(e.id), array_agg(e.lock_token),
-    array_agg('lock_expired'::messages.message_status),
-    array_agg(messages._expiry(e))
-  )
-  from unnest(v_expired) as e
-  left join messages.queue as q on q.name = e.queue
-  where q.name is null
-    or e.attempts >= messages._attempts_of(e, q);
-  return cardinality(v_expired);
+  perform messages._retry(
+    v_ids, v_tokens, null, v_details,
+    array_fill('lock_expired'::messages.message_status, array[cardinality(v_ids)])
+  );
+  return cardinality(v_ids);
 end;
 $$;
 comment on function messages.reap(integer) is

@@ -2,8 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive, messages.owner_session
--- calls:   messages._archive, messages._release, messages._requeue, messages._note_attempt,
---          messages._attempts_of
+-- calls:   messages._archive, messages._release, messages._retry, messages._attempts_of
 -- raises:  nothing
 
 -- Publishers that stay silent do not ask the registry, so a queue that is dropped while a worker
@@ -121,26 +120,19 @@ begin
   if v_owned = '{}' then
     return 0;
   end if;
-  perform messages._note_attempt(
-    o, 'lock_expired', messages._requeue(o, q, interval '0', v_why), null, v_why, null
-  )
-  from unnest(v_owned) as o
-  join messages.queue as q on q.name = o.queue
-  where messages._attempts_of(o, q) > 1
-    and o.attempts < messages._attempts_of(o, q);
-  perform messages._archive(
+  perform messages._retry(
     array_agg(o.id), array_agg(o.lock_token),
-    array_agg('lock_expired'::messages.message_status), array_agg(v_why)
+    array_agg(interval '0'), array_agg(v_why),
+    array_agg('lock_expired'::messages.message_status)
   )
   from unnest(v_owned) as o
   join messages.queue as q on q.name = o.queue
-  where messages._attempts_of(o, q) > 1
-    and o.attempts >= messages._attempts_of(o, q);
+  where messages._attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) > 1;
   perform messages._release(array_agg(o.id), array_agg(o.lock_token), null)
   from unnest(v_owned) as o
   left join messages.queue as q on q.name = o.queue
   where q.name is null
-    or messages._attempts_of(o, q) = 1;
+    or messages._attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) = 1;
   return cardinality(v_owned);
 end;
 $$;

@@ -91,6 +91,10 @@ begin
     messages.retry(
       bigint, bigint, interval, text, messages.message_status, text, text, text, boolean
     ),
+    messages.retry_many(
+      bigint[], bigint[], interval[], text[], messages.message_status[], text[], text[], text[],
+      boolean[]
+    ),
     messages.release(bigint, bigint, interval),
     messages.release_many(bigint[], bigint[], interval),
     messages.release_orphans(text, bigint[]),

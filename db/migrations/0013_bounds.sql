@@ -18,7 +18,11 @@ begin
       values
         ('_check_type(regtype)'),
         ('_payload_type(text)'),
-        ('_read_text(text, regtype)')
+        ('_read_text(text, regtype)'),
+        ('_requeue(messages.message, messages.queue, interval, text)'),
+        ('_note_attempt(messages.message, messages.message_status, timestamptz, text, text, text)'),
+        ('_attempts_of(messages.message, messages.queue)'),
+        ('_expiry(messages.message)')
     ) as f (signature)
     where to_regprocedure('messages.' || f.signature) is not null
   loop

@@ -1,4 +1,4 @@
-"""Finishes: how messages ended, written down many at a time."""
+"""Settlements: how messages ended, written down many at a time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import asyncpg
 
 from notifyq import sql
-from notifyq.model import Failed, Rejected, Success, newest
-from notifyq.tracebacks import report
+from notifyq.errors import InvalidArgumentError
+from notifyq.model import Failed, Rejected, Released, Success, newest
+from notifyq.tracebacks import clean, report
 
 if TYPE_CHECKING:
     from notifyq.database import Database
@@ -21,23 +22,22 @@ if TYPE_CHECKING:
 Key = tuple[int, int]
 """Id and lock token of a message."""
 Settled = Callable[[bool | BaseException], None]
-Retry = Callable[[int, int, Failed], Awaitable[bool]]
+
+E = TypeVar("E", bound=Success | Rejected | Failed | Released)
 
 _BATCH = 500
-"""Most finishes in one statement: enough to share a commit, small enough to stay quick."""
+"""Most settlements in one statement: enough to share a commit, small enough to stay quick."""
 _GATHER = 0.002
-"""Longest time in seconds that a finish waits for others that follow it turn by turn."""
-_UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
+"""Longest time in seconds that a settlement waits for others that follow it turn by turn."""
+_UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError, InvalidArgumentError)
 """The values are at fault, and would be the next time: numbers, sizes and depths have limits."""
 
 
 @dataclass(slots=True)
-class _Finish:
+class _Settlement(Generic[E]):
     id: int
     lock_token: int
-    status: str
-    details: str | None
-    result: str | None
+    outcome: E
     settled: Settled
 
     @property
@@ -54,21 +54,97 @@ def _ignore(_answer: bool | BaseException) -> None:  # noqa: FBT001
     return
 
 
-class Finishes:
-    """Finishes of one worker: while one statement is under way the next ones wait, and go together.
+class _Lane(Generic[E]):
+    """Settlements of one kind: while one statement is under way the next ones wait for another.
 
-    Each keeps its own token, so one that lost its lock does not touch the others. One whose result
-    cannot be stored ends by `retry`.
+    `send` returns the keys that were held. `lone` is for one whose values cannot be stored: they
+    fail the statement, and must not fail the others.
     """
 
-    def __init__(self, database: Database, retry: Retry) -> None:
-        self._database = database
-        self._retry = retry
-        self._pending: list[_Finish] = []
+    def __init__(
+        self,
+        send: Callable[[list[_Settlement[E]]], Awaitable[set[Key]]],
+        lone: Callable[[_Settlement[E], Exception], Awaitable[bool]],
+    ) -> None:
+        self._send = send
+        self._lone = lone
+        self._pending: list[_Settlement[E]] = []
         self._flushing: asyncio.Task[None] | None = None
 
-    async def finish(self, message_id: int, lock_token: int, outcome: Success | Rejected) -> bool:
-        """Archive a message with others. False: its lock was lost."""
+    def add(self, settlement: _Settlement[E]) -> None:
+        self._pending.append(settlement)
+        if self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush())
+
+    async def close(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._flushing
+        _tell(self._pending, asyncio.CancelledError())
+        self._pending.clear()
+
+    async def _flush(self) -> None:
+        batch: list[_Settlement[E]] = []
+        try:
+            while self._pending:
+                await self._gather()
+                batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
+                await self._settle(batch)
+        except asyncio.CancelledError as error:
+            _tell(batch, error)
+            raise
+        finally:
+            self._flushing = None
+
+    async def _gather(self) -> None:
+        """Let those that come together go together, while each turn of the loop brings more."""
+        give_up = time.monotonic() + _GATHER
+        before = 0
+        while before < len(self._pending) < _BATCH and time.monotonic() < give_up:
+            before = len(self._pending)
+            await asyncio.sleep(0)
+
+    async def _settle(self, batch: list[_Settlement[E]]) -> None:
+        try:
+            held = await self._send(batch)
+        except _UNSTORABLE as error:
+            if len(batch) == 1:
+                await self._settle_alone(batch[0], error)
+            else:
+                half = len(batch) // 2
+                await self._settle(batch[:half])
+                await self._settle(batch[half:])
+        except Exception as error:  # noqa: BLE001  it belongs to those who wait for it
+            _tell(batch, error)
+        else:
+            for settlement in batch:
+                settlement.tell(settlement.key in held)
+
+    async def _settle_alone(self, settlement: _Settlement[E], error: Exception) -> None:
+        try:
+            settlement.tell(await self._lone(settlement, error))
+        except Exception as again:  # noqa: BLE001  it belongs to those who wait for it
+            settlement.tell(again)
+
+
+class Finishes:
+    """Settlements of one worker: finishes, retries and releases, each kind many at a time.
+
+    Each message keeps its own token, so one that lost its lock does not touch the others. One whose
+    result cannot be stored is retried, one whose delay cannot is retried by the queue's backoff.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._finishes = _Lane[Success | Rejected](self._finish, self._fail)
+        self._retries = _Lane[Failed](self._retry, self._retry_by_queue)
+        self._releases = _Lane[Released](self._release, _raise)
+
+    async def settle(
+        self, message_id: int, lock_token: int, outcome: Success | Rejected | Failed | Released
+    ) -> bool:
+        """Settle a message with others. False: its lock was lost."""
         answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def settled(answer: bool | BaseException) -> None:  # noqa: FBT001
@@ -85,16 +161,20 @@ class Finishes:
         return await answered
 
     def add(
-        self, message_id: int, lock_token: int, outcome: Success | Rejected, settled: Settled
+        self,
+        message_id: int,
+        lock_token: int,
+        outcome: Success | Rejected | Failed | Released,
+        settled: Settled,
     ) -> None:
-        """Archive a message with others; `settled` gets what `finish` would return or raise."""
-        if isinstance(outcome, Success):
-            finish = _Finish(message_id, lock_token, "success", None, outcome.result, settled)
-        else:
-            finish = _Finish(message_id, lock_token, "rejected", outcome.reason, None, settled)
-        self._pending.append(finish)
-        if self._flushing is None:
-            self._flushing = asyncio.create_task(self._flush())
+        """Settle a message with others; `settled` gets what `settle` would return or raise."""
+        match outcome:
+            case Success() | Rejected():
+                self._finishes.add(_Settlement(message_id, lock_token, outcome, settled))
+            case Failed():
+                self._retries.add(_Settlement(message_id, lock_token, outcome, settled))
+            case Released():
+                self._releases.add(_Settlement(message_id, lock_token, outcome, settled))
 
     async def has_archived(self, key: Key) -> bool:
         """Whether the message was finished under this very lock."""
@@ -102,86 +182,78 @@ class Finishes:
         return any(row["lock_token"] == key[1] for row in rows)
 
     async def close(self) -> None:
-        """Give up the finishes that could not be written down yet."""
-        if self._flushing is not None:
-            self._flushing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._flushing
-        _tell(self._pending, asyncio.CancelledError())
-        self._pending.clear()
+        """Give up the settlements that could not be written down yet."""
+        for lane in (self._finishes, self._retries, self._releases):
+            await lane.close()
 
-    async def _flush(self) -> None:
-        batch: list[_Finish] = []
-        try:
-            while self._pending:
-                await self._gather()
-                batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
-                await self._finish_batch(batch)
-        except asyncio.CancelledError as error:
-            _tell(batch, error)
-            raise
-        finally:
-            self._flushing = None
-
-    async def _gather(self) -> None:
-        """Let finishes that come together go together, while each turn of the loop brings more."""
-        give_up = time.monotonic() + _GATHER
-        before = 0
-        while before < len(self._pending) < _BATCH and time.monotonic() < give_up:
-            before = len(self._pending)
-            await asyncio.sleep(0)
-
-    async def _finish_batch(self, batch: list[_Finish]) -> None:
-        try:
-            done = await self._finish_many(batch)
-        except _UNSTORABLE as error:
-            # A result that PostgreSQL cannot store must fail alone.
-            if len(batch) == 1:
-                await self._fail(batch[0], error)
-            else:
-                for finish in batch:
-                    await self._finish_batch([finish])
-        except Exception as error:  # noqa: BLE001  it belongs to those who wait for it
-            _tell(batch, error)
-        else:
-            for finish in batch:
-                finish.tell(finish.key in done)
-
-    async def _fail(self, finish: _Finish, error: Exception) -> None:
-        details = f"the result cannot be stored: {error}"
-        try:
-            held = await self._retry(
-                finish.id, finish.lock_token, Failed(details, error=report(error))
-            )
-        except Exception as again:  # noqa: BLE001  it belongs to those who wait for it
-            finish.tell(again)
-        else:
-            finish.tell(held)
-
-    async def _finish_many(self, batch: list[_Finish]) -> set[Key]:
-        repeated = Repeated()
+    async def _finish(self, batch: list[_Settlement[Success | Rejected]]) -> set[Key]:
+        repeated = _Repeated()
+        outcomes = [it.outcome for it in batch]
         rows = await self._database.persist(
             sql.FINISH_MANY,
-            [f.id for f in batch],
-            [f.lock_token for f in batch],
-            [f.status for f in batch],
-            [f.details for f in batch],
-            [f.result for f in batch],
+            [it.id for it in batch],
+            [it.lock_token for it in batch],
+            [it.status for it in outcomes],
+            [it.reason if isinstance(it, Rejected) else None for it in outcomes],
+            [it.result if isinstance(it, Success) else None for it in outcomes],
             retried=repeated.note,
         )
-        done = newest([f.key for f in batch], rows)
+        done = newest([it.key for it in batch], rows)
         if repeated.happened:
-            lost = [f for f in batch if f.key not in done]
-            done |= {f.key for f in lost if await self.has_archived(f.key)}
+            lost = [it for it in batch if it.key not in done]
+            done |= {it.key for it in lost if await self.has_archived(it.key)}
         return done
 
+    async def _fail(self, settlement: _Settlement[Success | Rejected], error: Exception) -> bool:
+        details = f"the result cannot be stored: {error}"
+        failed = Failed(details, error=report(error))
+        return await self.settle(*settlement.key, failed)
 
-def _tell(batch: list[_Finish], error: BaseException) -> None:
-    for finish in batch:
-        finish.tell(error)
+    async def _retry(self, batch: list[_Settlement[Failed]]) -> set[Key]:
+        repeated = _Repeated()
+        outcomes = [it.outcome for it in batch]
+        errors = [it.error for it in outcomes]
+        rows = await self._database.persist(
+            sql.RETRY_MANY,
+            [it.id for it in batch],
+            [it.lock_token for it in batch],
+            [it.after for it in outcomes],
+            [it.details for it in outcomes],
+            [it.status for it in outcomes],
+            [it and it.type for it in errors],
+            [it and it.text for it in errors],
+            [it and it.traceback for it in errors],
+            [it.gives_up for it in outcomes],
+            retried=repeated.note,
+        )
+        keys = [it.key for it in batch]
+        # Repeated after a lost answer, "not held" may mean "done by the first try".
+        return set(keys) if repeated.happened else newest(keys, rows)
+
+    async def _retry_by_queue(self, settlement: _Settlement[Failed], error: Exception) -> bool:
+        outcome = settlement.outcome
+        why = f"retried by the queue's backoff, not after {outcome.after}: {error}"
+        again = replace(outcome, details=clean(f"{outcome.details}\n{why}"), after=None)
+        held = await self._retry([replace(settlement, outcome=again)])
+        return settlement.key in held
+
+    async def _release(self, batch: list[_Settlement[Released]]) -> set[Key]:
+        rows = await self._database.persist(
+            sql.RELEASE_MANY, [it.id for it in batch], [it.lock_token for it in batch]
+        )
+        return newest([it.key for it in batch], rows)
 
 
-class Repeated:
+async def _raise(_settlement: _Settlement[Released], error: Exception) -> bool:
+    raise error
+
+
+def _tell(batch: list[_Settlement[E]], error: BaseException) -> None:
+    for settlement in batch:
+        settlement.tell(error)
+
+
+class _Repeated:
     """Remembers that a call was sent again, so that its first try may have taken effect."""
 
     happened = False

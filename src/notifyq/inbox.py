@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import asyncpg
-
 from notifyq import sql
-from notifyq.errors import InvalidArgumentError
-from notifyq.finishes import Finishes, Repeated
+from notifyq.finishes import Finishes
 from notifyq.model import Committed, Failed, Message, Outcome, Rejected, Released, Success
 
 if TYPE_CHECKING:
@@ -33,7 +29,7 @@ class Inbox:
         # has left in the session.
         self._claims = database.lane()
         self.worker = worker
-        self._finishes = Finishes(database, self._retry)
+        self._finishes = Finishes(database)
         self._is_closed = False
 
     async def claim(
@@ -68,7 +64,7 @@ class Inbox:
                 # Headers can be as undecodable as payloads, and must no more harm the others.
                 log.warning("message %d is rejected: %s", row["id"], error)
                 reason = f"the headers cannot be decoded: {error}"
-                await self._finishes.finish(row["id"], row["lock_token"], Rejected(reason))
+                await self._finishes.settle(row["id"], row["lock_token"], Rejected(reason))
         if len(messages) < len(rows):
             # Else fewer than were asked for would look like all there are.
             messages += await self.claim(
@@ -82,8 +78,13 @@ class Inbox:
             )
         return messages
 
-    def finish(self, message: Message, outcome: Success | Rejected, settled: Settled) -> None:
-        """Archive a message with others; `settled` gets what `settle` would return or raise."""
+    def finish(
+        self,
+        message: Message,
+        outcome: Success | Rejected | Failed | Released,
+        settled: Settled,
+    ) -> None:
+        """Settle a message with others; `settled` gets what `settle` would return or raise."""
         if self._is_closed:  # a handler that would not end has ended after its worker
             settled(False)  # noqa: FBT003
         else:
@@ -93,22 +94,9 @@ class Inbox:
         """Write down how the handling of a message ended. False: its lock was lost."""
         if self._is_closed:
             return False
-        key = message.id, message.lock_token
-        match outcome:
-            case Success() | Rejected():
-                return await self._finishes.finish(*key, outcome)
-            case Failed(details, after):
-                try:
-                    return await self._retry(*key, outcome)
-                except (asyncpg.DataError, InvalidArgumentError) as error:
-                    details = (
-                        f"{details}\nretried by the queue's backoff, not after {after}: {error}"
-                    )
-                    return await self._retry(*key, replace(outcome, details=details, after=None))
-            case Released():
-                return message.id in await self.release([message])
-            case Committed(is_held):
-                return is_held
+        if isinstance(outcome, Committed):
+            return outcome.is_held
+        return await self._finishes.settle(message.id, message.lock_token, outcome)
 
     async def release(self, messages: Iterable[Message]) -> set[int]:
         """Give up locks as if they had not been claimed; return the ids that were still held."""
@@ -132,22 +120,3 @@ class Inbox:
         """Release what this worker locked without learning of it; return how many."""
         rows = await self._database.persist(sql.RELEASE_ORPHANS, self.worker, known)
         return int(rows[0][0])
-
-    async def _retry(self, message_id: int, lock_token: int, failed: Failed) -> bool:
-        repeated = Repeated()
-        error = failed.error
-        rows = await self._database.persist(
-            sql.RETRY,
-            message_id,
-            lock_token,
-            failed.after,
-            failed.details,
-            failed.status,
-            error and error.type,
-            error and error.text,
-            error and error.traceback,
-            failed.gives_up,
-            retried=repeated.note,
-        )
-        # Repeated after a lost answer, "not held" may mean "done by the first try".
-        return bool(rows[0][0]) or repeated.happened

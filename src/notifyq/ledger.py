@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from notifyq.events import LockLost, MessageFinished
 from notifyq.executor import Execution
 from notifyq.heartbeat import Heartbeat, Key, Lock
-from notifyq.model import Committed, Doubtful, Outcome, Rejected, Released, Success
+from notifyq.model import Committed, Doubtful, Failed, Outcome, Rejected, Released, Success
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,17 +110,17 @@ class Ledger:
             match held.ended:
                 case Committed():
                     self._settled(held, held.ended.is_held)
-                case Success() | Rejected():
-                    self._inbox.finish(
-                        held.message, held.ended, lambda answer: self._settled(held, answer)
-                    )
-                case _:
+                case Doubtful():
                     answer = await self._inbox.settle(held.message, held.ended)
-                    if isinstance(held.ended, Doubtful) and not answer:
+                    if not answer:
                         # Only now is the transaction over, one way or the other.
                         answer = await self._inbox.is_archived(held.message)
                         held.ended = Committed(is_held=answer)
                     self._settled(held, answer)
+                case Success() | Rejected() | Failed() | Released():
+                    self._inbox.finish(
+                        held.message, held.ended, lambda answer: self._settled(held, answer)
+                    )
         except BaseException as error:
             self._settled(held, error)
             if not isinstance(error, Exception):

@@ -44,10 +44,11 @@ select messages.finish_many(
   ids => $1, lock_tokens => $2, statuses => $3::messages.message_status[], details => $4,
   results => $5::text[]::jsonb[])
 """
-RETRY = """
-select messages.retry(
-  id => $1, lock_token => $2, delay => $3, details => $4, status => $5::messages.message_status,
-  error_type => $6, error => $7, traceback => $8, give_up => $9)
+RETRY_MANY = """
+select messages.retry_many(
+  ids => $1, lock_tokens => $2, delays => $3, details => $4,
+  statuses => $5::messages.message_status[], error_types => $6, errors => $7, tracebacks => $8,
+  give_ups => $9)
 """
 ATTEND = "select messages.attend(queue => $1, eager => false)"
 UNATTEND = "select messages.unattend(queues => $1)::text"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,13 +75,14 @@ def _strip(error: traceback.TracebackException) -> None:
 def _without_ours(stack: traceback.StackSummary) -> traceback.StackSummary:
     # They say nothing about the handler.
     return traceback.StackSummary.from_list(
-        [
-            frame
-            for frame in stack
-            if _PACKAGE not in (path := Path(frame.filename)).parents
-            or _PACKAGE / "demo" in path.parents
-        ]
+        [frame for frame in stack if not _is_ours(frame.filename)]
     )
+
+
+@cache
+def _is_ours(filename: str) -> bool:
+    parents = Path(filename).parents
+    return _PACKAGE in parents and _PACKAGE / "demo" not in parents
 
 
 def explain(error: ValidationError) -> str:

@@ -21,6 +21,7 @@ from notifyq.inbox import Inbox
 from notifyq.model import Failed, Rejected, Released, Success
 from notifyq.pace import came_since
 from notifyq.payload import encode
+from notifyq.tracebacks import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -147,14 +148,14 @@ class MessageInbox:
 
     async def reject(self, message: Message, reason: str) -> bool:
         """Archive a message that can never be handled. False: its lock was lost."""
-        return await self._settle(message, Rejected(reason))
+        return await self._settle(message, Rejected(clean(reason)))
 
     async def retry(
         self, message: Message, reason: str, after: timedelta | float | None = None
     ) -> bool:
         """End an attempt that failed, as messages.retry() does. False: its lock was lost."""
         delay = timedelta(seconds=after) if isinstance(after, int | float) else after
-        return await self._settle(message, Failed(reason, delay))
+        return await self._settle(message, Failed(clean(reason), delay))
 
     async def release(self, message: Message) -> bool:
         """Put a message back in its old place, uncounted. False: its lock was lost."""

@@ -16,7 +16,7 @@ from notifyq import Message
 from notifyq.crew import Crew
 from notifyq.events import Event, Guarded, LockLost, MessageFinished
 from notifyq.inbox import Inbox
-from notifyq.model import Outcome
+from notifyq.model import Rejected, Success
 from unit.rows import START, message, register
 
 
@@ -31,18 +31,15 @@ class Desk(Inbox):
         self.opened.set()
 
     def finish(self, message: Message, outcome: Any, settled: Any) -> None:
-        del outcome
-
         async def later() -> None:
             await self.opened.wait()
-            self.settled.append(message.id)
-            settled(message.id not in self.lost)
+            if isinstance(outcome, Success | Rejected):
+                self.settled.append(message.id)
+                settled(message.id not in self.lost)
+            else:
+                settled(bool(await self.release([message])))
 
         self.last = asyncio.create_task(later())
-
-    async def settle(self, message: Message, outcome: Outcome) -> bool:
-        await self.opened.wait()
-        return bool(await self.release([message]))
 
     async def release(self, messages: Iterable[Message]) -> set[int]:
         ids = [message.id for message in messages]

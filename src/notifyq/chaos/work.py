@@ -14,7 +14,7 @@ from notifyq.chaos.kinds import BRIEF, FOLDER, LOCK, PROCESS, SHORT_LOCK
 from notifyq.config import WorkerSettings
 from notifyq.events import Event, Sink, WorkerStarted, log_sink
 from notifyq.inbox import Inbox
-from notifyq.model import Failed, Message, Outcome, Rejected, Success
+from notifyq.model import Failed, Message, Outcome, Rejected, Released, Success
 from notifyq.retries import Reject
 from notifyq.worker import Worker
 
@@ -50,9 +50,15 @@ class _Inbox(Inbox):
         call.ok(messages=[_locked(message) for message in messages])
         return messages
 
-    def finish(self, message: Message, outcome: Success | Rejected, settled: Settled) -> None:
-        """Archive a message."""
-        call = self._begin("finish", message, outcome.status)
+    def finish(
+        self,
+        message: Message,
+        outcome: Success | Rejected | Failed | Released,
+        settled: Settled,
+    ) -> None:
+        """Settle a message."""
+        ops = {Failed: "retry", Released: "release"}
+        call = self._begin(ops.get(type(outcome), "finish"), message, outcome.status)
 
         def told(answer: bool | BaseException) -> None:  # noqa: FBT001  it is handed through
             if isinstance(answer, BaseException):

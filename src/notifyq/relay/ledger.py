@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from notifyq import sql
 from notifyq.relay.events import RelayMoved, RelayRefused
-from notifyq.tracebacks import describe, report
+from notifyq.tracebacks import clean, describe, report
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -59,8 +59,8 @@ class Ledger:
                     endings.results,
                 )
             )
-        for index, error in flight.failed.items():
-            await self._retry(flight, index, error)
+        if flight.failed:
+            await self._retry(flight)
         if endings.unsent:
             await self.release(flight, endings.unsent)
         for message_id, reason in endings.refused:
@@ -77,19 +77,20 @@ class Ledger:
         )
         self._counts["released"] += len(rows)
 
-    async def _retry(self, flight: Flight, index: int, error: Exception) -> None:
-        told = report(error)
+    async def _retry(self, flight: Flight) -> None:
+        errors = list(flight.failed.values())
+        told = [report(error) for error in errors]
         await self._source.persist(
-            sql.RETRY,
-            flight.ids[index],
-            flight.tokens[index],
+            sql.RETRY_MANY,
+            [flight.ids[index] for index in flight.failed],
+            [flight.tokens[index] for index in flight.failed],
             None,
-            f"the transformation of the relay failed: {describe(error)}",
-            "failed",
-            told.type,
-            told.text,
-            told.traceback,
-            flight.attempts(index) >= self._attempts,
+            [clean(f"the transformation of the relay failed: {describe(it)}") for it in errors],
+            None,
+            [it.type for it in told],
+            [it.text for it in told],
+            [it.traceback for it in told],
+            [flight.attempts(index) >= self._attempts for index in flight.failed],
         )
 
     def _count(self, flight: Flight, sent: Sent, endings: Endings, *, lost: int) -> None:
