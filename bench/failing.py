@@ -13,9 +13,12 @@ import time
 from typing import TYPE_CHECKING
 
 from notifyq import App, Policy, Reject
+from notifyq.events import MessageFinished
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from notifyq.events import Event
 
 
 async def seconds(dsn: str, way: str, messages: int) -> float:
@@ -40,15 +43,23 @@ async def seconds(dsn: str, way: str, messages: int) -> float:
         "success": success, "dead": dead, "rejected": rejected, "again": again
     }  # fmt: skip
     attempts = 2 if way == "again" else 1
+    left = messages * attempts
+    done = asyncio.Event()
+
+    def count(event: Event) -> None:
+        nonlocal left
+        left -= isinstance(event, MessageFinished)
+        if not left:
+            done.set()
+
     app.handler(queue, max_attempts=attempts, backoff=0, policy=Policy(ordered=True))(ways[way])
     async with app:
         await app.create_queues([queue])
         await app.publish_many(queue, [f"k{n}" for n in range(messages)], key=lambda text: text)
-        worker = app.worker(queues=[queue], concurrency=100)
+        worker = app.worker(queues=[queue], concurrency=100, sink=count)
         began = time.monotonic()
         running = asyncio.create_task(worker.run())
-        while sum(worker.counts.values()) < messages * attempts:
-            await asyncio.sleep(0.01)
+        await done.wait()
         took = time.monotonic() - began
         worker.stop()
         await running

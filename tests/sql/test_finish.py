@@ -377,3 +377,97 @@ async def test_retry_with_a_delay_rings_for_those_who_sleep_until_then(
     await value(connection, "retry", id=id_, lock_token=message["lock_token"], delay=delay)
     assert [bell.payload for bell in await bells.heard()] == [f"default:{id_}"] * rings
     assert await rows(connection, "claim") == []
+
+
+async def retried(connection: Connection, messages: list[asyncpg.Record], **more: Any) -> list[int]:
+    arguments = {
+        "ids": [message["id"] for message in messages],
+        "lock_tokens": [message["lock_token"] for message in messages],
+    }
+    return [row[0] for row in await rows(connection, "retry_many", **arguments | more)]
+
+
+async def claim_all(connection: Connection, quantity: int) -> list[asyncpg.Record]:
+    return await rows(connection, "claim", queues=["default"], quantity=quantity, worker="w")
+
+
+async def test_many_retries_wake_a_queue_once(connection: Connection, bells: Bells) -> None:
+    await publish_with_attempts(connection, 2)
+    ids = await publish(connection, 9)
+    await bells.heard()
+    messages = await claim_all(connection, 10)
+    assert len(await retried(connection, messages, delays=[timedelta(0)] * 10)) == 10
+    (bell,) = await bells.heard()
+    assert bell.payload == f"default:{ids[0] - 1}-{ids[-1]}"
+
+
+async def test_many_last_attempts_are_archived_with_one_notification(
+    connection: Connection, connect: Connect
+) -> None:
+    await publish(connection, 10)
+    messages = await claim_all(connection, 10)
+    heard: list[object] = []
+    listener = await connect()
+    await listener.add_listener("dead_message", lambda *bell: heard.append(bell[-1]))
+    assert len(await retried(connection, messages)) == 10
+    await listener.fetchval("select 1")
+    assert len(heard) == 1
+
+
+async def test_each_of_many_retries_goes_by_its_own_token_and_values(
+    connection: Connection,
+) -> None:
+    await publish_with_attempts(connection, 2)
+    await publish(connection, 4)
+    again, gives_up, rejected, lost, twice = await claim_all(connection, 5)
+    await value(connection, "release", id=lost["id"], lock_token=lost["lock_token"])
+    messages = [twice, rejected, again, lost, gives_up, twice]
+    held = await retried(
+        connection,
+        messages,
+        delays=[timedelta(hours=1), None, timedelta(minutes=1), None, None, timedelta(hours=2)],
+        details=["twice", "rejected", "again", "lost", "gives up", "second"],
+        statuses=[None, "rejected", None, None, "failed", None],
+        error_types=["T", "R", "A", "L", "G", "S"],
+        errors=["t", "r", None, "l", "g", "s"],
+        tracebacks=["tt", "rr", "aa", "ll", "gg", "ss"],
+        give_ups=[False, True, None, True, True, False],
+    )
+    assert held == sorted(row["id"] for row in (again, gives_up, rejected, twice))
+    found = {}
+    for message in messages:
+        for row in await rows(connection, "attempts", id=message["id"]):
+            found[message["id"]] = (row["error_type"], row["details"], row["traceback"])
+    assert found == {
+        again["id"]: ("A", "again", "aa"),
+        gives_up["id"]: ("G", "g", "gg"),
+        rejected["id"]: ("R", "r", "rr"),
+        twice["id"]: ("T", "t", "tt"),
+    }
+    (ended,) = await archived(connection, rejected["id"])
+    assert (ended["status"], ended["details"]) == ("rejected", "rejected")
+    for message, least in ((again, 59), (twice, 3599)):
+        row = await live(connection, message["id"])
+        assert row is not None
+        assert row["lock_token"] == message["lock_token"] + 1
+        assert row["available_at"] - message["locked_at"] > timedelta(seconds=least)
+    assert await retried(connection, messages) == []
+
+
+async def test_many_retries_refuse_arrays_of_other_lengths(connection: Connection) -> None:
+    await publish(connection, 2)
+    messages = await claim_all(connection, 2)
+    with pytest.raises(InvalidArgumentError, match="must have the same length"):
+        await retried(connection, messages, details=["one"])
+    assert len(await retried(connection, messages)) == 2
+
+
+async def test_many_expired_locks_wake_a_queue_once(connection: Connection, bells: Bells) -> None:
+    await publish_with_attempts(connection, 2, backoff=timedelta(0))
+    await publish(connection, 9)
+    messages = await claim_all(connection, 10)
+    for message in messages:
+        await expire(connection, message["id"])
+    await bells.heard()
+    assert await value(connection, "reap") == 10
+    assert len(await bells.heard()) == 1
