@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from notifyq.executor import Execution, RollBackError
+from notifyq.executor import Execution, RollBackError, is_closing
 from notifyq.model import Committed, Failed, Outcome, Rejected, Released, Success
 from notifyq.transactions import Transactions
 
@@ -97,9 +97,9 @@ class Batch(Generic[M]):
             )
         except asyncio.CancelledError as cancelled:
             return self._stopped(payloads, cancelled)
-        except (KeyboardInterrupt, GeneratorExit):
-            raise  # of the process and of the coroutine: not the handler's
-        except BaseException as error:  # noqa: BLE001  the user's code may raise anything
+        except BaseException as error:
+            if is_closing(error, call.task):
+                raise
             return {member: member.raised(error) for member in payloads}
         return self._each(list(payloads), returned)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from notifyq.batches import Batch
 from notifyq.events import HandlerStuck, LocksExtended
-from notifyq.executor import Cause
+from notifyq.executor import Cause, is_closing
 from notifyq.heartbeat import Key, Lock
 from notifyq.ledger import Held, Ledger, deadline_of, messages_of
 from notifyq.pace import PATIENCE, Pace
@@ -235,6 +235,11 @@ class Crew:
         try:
             try:
                 held.ended = await held.outcome(self._tools)
+            except GeneratorExit as error:
+                if is_closing(error, held.task):
+                    raise
+                # Of a task that the handler awaits: it has closed all coroutines but this one.
+                held.ended = held.raised(error)
             finally:
                 held.run = self._ended(held.started or taken)
         except BaseException as error:
@@ -249,6 +254,10 @@ class Crew:
         try:
             try:
                 ended = await batch.outcomes(self._tools)
+            except GeneratorExit as error:  # as above
+                if is_closing(error, batch.task):
+                    raise
+                ended = {held: held.raised(error) for held in batch.members}
             finally:
                 run = self._ended(batch.started)
         except BaseException as error:

@@ -102,7 +102,7 @@ class Execution:
             return Rejected(clean(explain(error)))
         except (ValueError, RecursionError) as error:
             return Rejected(clean(f"the payload cannot be decoded: {error}"))
-        except Exception as error:  # noqa: BLE001  a payload type may have validators of the user's
+        except BaseException as error:  # noqa: BLE001  a type may have validators of the user's
             return self.raised(error)
 
     async def _ended(
@@ -112,9 +112,9 @@ class Execution:
             result = await self.call(payload, self.message, tools, transaction)
         except asyncio.CancelledError as cancelled:
             return self.stopped(cancelled)
-        except (KeyboardInterrupt, GeneratorExit):
-            raise  # of the process and of the coroutine: not the handler's
-        except BaseException as error:  # noqa: BLE001  the user's code may raise anything
+        except BaseException as error:
+            if is_closing(error, self.task):
+                raise
             return self.raised(error)
         return self.success(result)
 
@@ -151,7 +151,9 @@ class Execution:
             return self.stopped(cancelled)
         except EndedError as ended:
             return ended.outcome
-        except Exception as error:  # noqa: BLE001  the user's middleware may raise anything
+        except BaseException as error:
+            if is_closing(error, self.task):
+                raise
             return self.raised(error)
 
     async def _finish(self, connection: AnyConnection, outcome: Outcome) -> None:
@@ -269,12 +271,25 @@ class Execution:
                 text = self.handler.result.dump_json(result, warnings=False).decode()
             else:
                 text = to_json(result).decode()
-        except Exception as error:  # noqa: BLE001  a result may have serializers of the user's
+        except BaseException as error:  # noqa: BLE001  a result may have serializers of the user's
             return self._failed(error, f"the result cannot be written as JSON: {text_of(error)}")
         if "\\u0000" in text and _NUL.search(text):
             why = "the result has the character \\u0000, which PostgreSQL cannot store"
             return self._failed(ValueError(why), why)
         return Success(text)
+
+
+def is_closing(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether this ends the coroutines of a task from outside, as when its loop is closed.
+
+    A handler may raise the same: then its task is running.
+    """
+    if not isinstance(error, GeneratorExit):
+        return False
+    try:
+        return task is None or asyncio.current_task() is not task
+    except RuntimeError:  # there is no running loop
+        return True
 
 
 class RollBackError(EndedError):

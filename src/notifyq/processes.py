@@ -140,7 +140,7 @@ def _begin() -> None:
 def _prepare(module: str) -> None:
     """Import what takes its time before that of the handler is counted."""
     # If that fails, so does each message, and says why.
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(BaseException):
         importlib.import_module(module)
 
 
@@ -156,8 +156,6 @@ def handle(where: tuple[str, str], message: Message, carried: dict[str, str]) ->
     try:
         with continued(carried):
             result = handler.function(*(slots[slot] for slot in handler.takes), **names)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # noqa: BLE001  the user's code may raise anything
         return execution.raised(error)
     return execution.success(result)

@@ -21,6 +21,7 @@ from notifyq.errors import (
     SubscriptionNotFoundError,
 )
 from notifyq.events import BatchDropped
+from notifyq.executor import is_closing
 from notifyq.pace import Allowance
 from notifyq.place import Place
 from notifyq.places import Places
@@ -208,19 +209,8 @@ class Readers:
         delivery = place.delivery = Delivery(
             place.subscriber, self._database, self._tools, self._sink
         )
-        reason: str | None = "it was broken off, or another session has finished it"
         try:
-            if await delivery.handle(batch):
-                reason = None
-            elif delivery.cancelled.is_set():
-                await batch.leave()
-        except (DatabaseUnavailableError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            if isinstance(error, RestoredDatabaseError):
-                self._on_failure(error)
-            reason = f"{type(error).__name__}: {error}"
-        except Exception as error:  # noqa: BLE001  whatever it is, the worker must not go on
-            self._on_failure(error)
-            reason = f"{type(error).__name__}: {error}"
+            reason = await self._handle(delivery, place, batch)
         finally:
             place.task = place.delivery = None
         self._delivered(place, batch, reason)
@@ -230,6 +220,27 @@ class Readers:
             await self._places.give_up([place])
         self._due.add(place)
         self._wake.set()
+
+    async def _handle(self, delivery: Delivery, place: Place, batch: Batch) -> str | None:
+        """Handle a batch; return why it was not finished here."""
+        try:
+            if await delivery.handle(batch):
+                return None
+            if delivery.cancelled.is_set():
+                await batch.leave()
+            return "it was broken off, or another session has finished it"
+        except (DatabaseUnavailableError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            if isinstance(error, RestoredDatabaseError):
+                self._on_failure(error)
+            return f"{type(error).__name__}: {error}"
+        except GeneratorExit as error:
+            if is_closing(error, place.task):
+                raise
+            # Of a task that the function awaits: it has closed the coroutines inside of this one.
+            return f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001  whatever it is, the worker must not go on
+            self._on_failure(error)
+            return f"{type(error).__name__}: {error}"
 
     def _delivered(self, place: Place, batch: Batch, reason: str | None) -> None:
         if reason is None:

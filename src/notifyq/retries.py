@@ -136,14 +136,14 @@ class Retries:
         state.set_exception((type(error), error, error.__traceback__))
         try:
             said = strategy(state)
-        except Exception as wrong:  # noqa: BLE001  it is the user's code
+            after = positive(said)
+            if after is None:
+                if hasattr(said, "close"):
+                    said.close()  # the coroutine of an async function, which nobody will await
+                return Decision(complaint=f"the handler's gave {said!r}, which is no duration")
+        except BaseException as wrong:  # noqa: BLE001  it is the user's code
             kind = type(wrong).__name__
             return Decision(complaint=f"the handler's raised {kind}: {text_of(wrong)}")
-        after = positive(said)
-        if after is None:
-            if hasattr(said, "close"):
-                said.close()  # the coroutine of an async function, which nobody will await
-            return Decision(complaint=f"the handler's gave {said!r}, which is no duration")
         return Decision(after if self._most is None else min(after, self._most))
 
     def _rule(

@@ -84,9 +84,11 @@ class Threads:
             self._idle += 1
         if future.done():  # given up: nobody waits for it
             return
-        if isinstance(error, StopIteration):
-            # A future cannot hold it: it would end the coroutine that waits.
-            future.set_exception(RuntimeError("the handler raised StopIteration"))
+        if isinstance(error, StopIteration | GeneratorExit):
+            # A future cannot hand it on: it would end the coroutines that wait.
+            told = RuntimeError(f"the handler raised {type(error).__name__}")
+            told.__cause__ = error
+            future.set_exception(told)
         elif error is not None:
             future.set_exception(error)
         else:

@@ -21,7 +21,7 @@ _PACKAGE = Path(__file__).parent
 
 def describe(error: BaseException) -> str:
     """An error for `details`: its class and text first, then where it came from."""
-    head = "".join(traceback.format_exception_only(error)).strip()
+    head = _headline(error)
     frames = _without_ours(traceback.extract_tb(error.__traceback__))
     tail = "".join(frames.format()).rstrip()
     return f"{head}\n{tail}" if tail else head
@@ -30,9 +30,9 @@ def describe(error: BaseException) -> str:
 def report(error: BaseException) -> ErrorReport:
     """An error for the history of attempts, with all that caused it."""
     kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ not in {"builtins", "__main__"}:
-        name = f"{kind.__module__}.{name}"
+    module, name = str(kind.__module__), kind.__qualname__
+    if module not in {"builtins", "__main__"}:
+        name = f"{module}.{name}"
     return ErrorReport(
         type=clean(name), text=clean(text_of(error) or name), traceback=_whole(error)
     )
@@ -42,8 +42,16 @@ def text_of(error: BaseException) -> str:
     """What an error says."""
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  it may be a class of the user's
+    except BaseException:  # noqa: BLE001  it may be a class of the user's
         return f"{type(error).__name__}, which has no text"
+
+
+def _headline(error: BaseException) -> str:
+    """Class and text of an error, as a traceback ends with them."""
+    try:
+        return "".join(traceback.format_exception_only(error)).strip()
+    except BaseException:  # noqa: BLE001  it may be a class of the user's
+        return f"{type(error).__name__}: {text_of(error)}"
 
 
 def clean(text: str, longest: int = _DETAILS) -> str:
@@ -58,7 +66,7 @@ def _whole(error: BaseException) -> str | None:
         whole = traceback.TracebackException.from_exception(error, compact=True)
         _strip(whole)
         return clean("".join(whole.format()).rstrip(), _TRACEBACK)
-    except Exception:  # noqa: BLE001  its class may have properties of the user's
+    except BaseException:  # noqa: BLE001  its class may have properties of the user's
         return None
 
 

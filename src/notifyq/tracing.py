@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import ConfigurationError
+from notifyq.tracebacks import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -167,7 +168,8 @@ class Tracing:
             else:
                 span.set_attribute("error.type", type(error).__qualname__)
                 span.record_exception(error)
-                span.set_status(failed(f"{type(error).__name__}: {error}".removesuffix(": ")))
+                text = f"{type(error).__name__}: {text_of(error)}"
+                span.set_status(failed(text.removesuffix(": ")))
             raise
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
     from notifyq import App
+    from notifyq.model import Outcome
     from worker.running import Events
 
 
@@ -68,14 +69,15 @@ async def test_one_that_cannot_be_stored_spoils_no_other(app: App) -> None:
         inbox = Inbox(app.database, "w")
         messages = await inbox.claim(["q"], 5)
         # A delay that no instant can be after, and details that PostgreSQL has no character for.
-        outcomes = [
+        outcomes: list[Outcome] = [
             Failed("a", timedelta(seconds=1), gives_up=True),
             Failed("b", timedelta.max),
             Failed("c", gives_up=True),
             Rejected("d\0"),
             Released(),
         ]
-        held = await asyncio.gather(*map(inbox.settle, messages, outcomes))
+        settling = [inbox.settle(*pair) for pair in zip(messages, outcomes, strict=True)]
+        held = await asyncio.gather(*settling)
         await inbox.close()
     assert held == [True] * 5
     async with app:

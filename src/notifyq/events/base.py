@@ -37,7 +37,7 @@ class Guarded:
         """Hand on an event."""
         try:
             self._sink(event)
-        except Exception:
+        except BaseException:
             log.exception("a sink failed on %s", type(event).__name__)
 
     def hears(self, kind: type[Event]) -> bool:
