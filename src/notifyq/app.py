@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from pydantic import TypeAdapter
@@ -274,26 +275,34 @@ class App(Registrar):
     async def work(self, worker: Worker | None = None) -> None:
         """Check the schema, create missing queues and schedules, run a worker until it is stopped.
 
-        A database user who may not define schedules is warned about them, and works.
+        A server that is away or recovering is waited for, as later on, for `retry_for`. A database
+        user who may not define schedules is warned about them, and works.
         """
         worker = worker or self.worker()
-        async with self:
-            await self.admin.check_schema()
-            if worker.queues:
-                await self.create_queues(worker.queues)
-            if worker.streams:
-                await self.create_subscriptions(worker.streams)
-            try:
-                if worker.queues:
-                    await self.create_schedules(worker.queues)
-            except AccessDeniedError:
-                log.warning(
-                    "the schedules of this app are left as they are, as only an admin may define "
-                    "them: `notifyq schedules apply`"
-                )
+        try:
+            if not await worker.starting(partial(self._prepare, worker)):
+                return
             try:
                 await worker.run()
             except SchemaError:
                 # A call that the schema does not know: the versions tell what to do about it.
                 await self.admin.check_schema()
                 raise
+        finally:
+            await self.close()
+
+    async def _prepare(self, worker: Worker) -> None:
+        await self.database.open()
+        await self.admin.check_schema()
+        if worker.queues:
+            await self.create_queues(worker.queues)
+        if worker.streams:
+            await self.create_subscriptions(worker.streams)
+        try:
+            if worker.queues:
+                await self.create_schedules(worker.queues)
+        except AccessDeniedError:
+            log.warning(
+                "the schedules of this app are left as they are, as only an admin may define "
+                "them: `notifyq schedules apply`"
+            )

@@ -15,8 +15,11 @@ from tenacity import (
     wait_random,
 )
 
+from notifyq.errors import DatabaseUnavailableError
+
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Awaitable, Callable
     from datetime import timedelta
 
 # The server is gone, going, coming, full, or has become a standby: another try may succeed.
@@ -63,6 +66,7 @@ def is_lost(error: BaseException) -> bool:
 
 def is_away(error: BaseException) -> bool:
     """Whether there was no server that could answer: none, or one that starts or shuts down."""
+    error = _foreign(error)
     return is_lost(error) or isinstance(
         error,
         asyncpg.CannotConnectNowError | asyncpg.AdminShutdownError | asyncpg.CrashShutdownError,
@@ -71,10 +75,18 @@ def is_away(error: BaseException) -> bool:
 
 def is_passing(error: BaseException) -> bool:
     """Whether the same call may succeed a little later, on this connection or a new one."""
+    error = _foreign(error)
     if isinstance(error, asyncpg.InterfaceError):
         # asyncpg has no class of its own for "connection is closed".
         return not (isinstance(error, asyncpg.ClientConfigurationError) or is_misfit(error))
     return isinstance(error, _PASSING) and not isinstance(error, asyncio.CancelledError)
+
+
+def _foreign(error: BaseException) -> BaseException:
+    """The error of the driver or the system that ours stands for: it decides."""
+    if isinstance(error, DatabaseUnavailableError) and error.__cause__ is not None:
+        return error.__cause__
+    return error
 
 
 _JITTER = wait_random(0, 0.5)
@@ -110,3 +122,41 @@ def retrying(what: str, log: logging.Logger, lasting: timedelta) -> AsyncRetryin
         before_sleep=before_sleep,
         reraise=True,
     )
+
+
+class Patience:
+    """The start of a process: it waits for a server that is away, as the process does later on."""
+
+    def __init__(self, what: str, log: logging.Logger, lasting: timedelta) -> None:
+        self._what = what
+        self._log = log
+        self._lasting = lasting
+        self._is_stopped = False
+        self._waiting: asyncio.Timeout | None = None
+
+    def stop(self) -> None:
+        """End the wait now; on the event loop of `through`."""
+        self._is_stopped = True
+        if self._waiting is not None:
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    async def through(self, step: Callable[[], Awaitable[object]]) -> bool:
+        """Do a step of the start until it succeeds. False: it was stopped before.
+
+        What cannot pass, as a wrong password or a database that does not exist, is raised at once.
+        """
+        if self._is_stopped:
+            return False
+        waiting = self._waiting = asyncio.timeout(None)
+        try:
+            async with waiting:
+                async for attempt in retrying(self._what, self._log, self._lasting):
+                    with attempt:
+                        await step()
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+            return False
+        finally:
+            self._waiting = None
+        return True

@@ -16,10 +16,10 @@ import asyncpg
 
 from notifyq import sql
 from notifyq.admin import Admin
-from notifyq.backoff import is_lost, is_misfit, retrying
+from notifyq.backoff import Patience, is_lost, is_misfit, retrying
 from notifyq.config import BrokerSettings, DatabaseSettings
 from notifyq.database import Database, connect, explained, explaining
-from notifyq.errors import DatabaseUnavailableError, NotifyqError
+from notifyq.errors import NotifyqError
 from notifyq.events import (
     BrokerLost,
     BrokerStarted,
@@ -71,9 +71,18 @@ class Broker:
         self._wake = Wake()
         self._stopping: asyncio.Task[None] | None = None
         self._stops = 0
+        self._has_begun = False
+        self._patience = Patience("the start", log, self._database.settings.retry_for)
 
     async def __aenter__(self) -> Self:
-        """Connect and take the place of the broker: what is wrong with that is an error here."""
+        """Connect and take the place of the broker: what is wrong with that is an error here.
+
+        It waits for a server that is away, unless it is stopped.
+        """
+        await self._patience.through(self._begin)
+        return self
+
+    async def _begin(self) -> None:
         await self._database.__aenter__()
         try:
             await Admin(self._database).check_schema()
@@ -84,11 +93,15 @@ class Broker:
                 await self._run()
                 await self._session().execute(sql.WANT_BROKER)
         except BaseException:
-            await self.__aexit__()
+            await self._end()
             raise
-        return self
+        self._has_begun = True
 
     async def __aexit__(self, *exc_info: object) -> None:
+        if self._has_begun:
+            await self._end(*exc_info)
+
+    async def _end(self, *exc_info: object) -> None:
         if self._connection is not None:
             self._connection.terminate()
         if self._stopping is not None:
@@ -97,6 +110,8 @@ class Broker:
 
     async def serve(self) -> None:
         """Call procedures until the broker is stopped, here or by messages.stop_broker()."""
+        if not self._has_begun:
+            return
         listener = Listener(
             self._database.dsn,
             ["new_event"],
@@ -114,6 +129,9 @@ class Broker:
         """Stop after the event at hand, within the grace; called again, at once."""
         self._stops += 1
         self._wake.set()
+        self._patience.stop()
+        if not self._has_begun:
+            return
         grace = self._settings.grace if self._stops == 1 else None
         if self._stopping is not None:
             self._stopping.cancel()
@@ -171,19 +189,12 @@ class Broker:
             with attempt:
                 if self._is_stopping():
                     return False
-                await self._reconnect()
+                await self._connect()
                 [status] = await self._session().fetch(sql.BROKER_STATUS)
                 if not status["wanted"]:
                     return False
                 await self._session().fetchval(sql.KEEP_PLACE)
         return True
-
-    async def _reconnect(self) -> None:
-        try:
-            await self._connect()
-        except DatabaseUnavailableError as error:
-            # The foreign error decides whether another try makes sense.
-            raise (error.__cause__ or error) from None
 
     async def _connect(self) -> None:
         timeout = self._database.settings.connect_timeout.total_seconds()

@@ -269,7 +269,6 @@ class Database:
 
         `retried` is called before each repetition: the call before may have taken effect.
         """
-        await self.open()
         what = f"a call to {masked(self.dsn)}"
         with explaining(self.dsn):
             async for attempt in retrying(what, log, self.settings.retry_for):

@@ -21,7 +21,6 @@ import asyncpg
 from notifyq import probes
 from notifyq.backoff import is_passing, retrying
 from notifyq.database import connect, explained
-from notifyq.errors import DatabaseUnavailableError
 from notifyq.events import Event, ListenerConnected, ListenerDeaf, ListenerLost, Sink
 from notifyq.route import Route
 from notifyq.session import Session
@@ -168,15 +167,8 @@ class Listener:
             return await connect(self._dsn, route=self._route)
         async for attempt in retrying("listening", log, self._settings.retry_for):
             with attempt:
-                return await self._reconnect()
+                return await connect(self._dsn, route=self._route)
         raise AssertionError  # tenacity returns or raises; this line tells the type checker
-
-    async def _reconnect(self) -> Connection:
-        try:
-            return await connect(self._dsn, route=self._route)
-        except DatabaseUnavailableError as error:
-            # The foreign error decides whether another try makes sense.
-            raise (error.__cause__ or error) from None
 
     async def _serve(self, connection: Connection) -> None:
         session = Session(connection, 5, partial(self._report_deaf, connection.get_server_pid()))

@@ -19,6 +19,7 @@ from taskiq import AckableMessage, AsyncBroker
 from notifyq import sql
 from notifyq.admin import Policy
 from notifyq.app import App
+from notifyq.backoff import retrying
 from notifyq.doorbell import Hearing
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.events import log_sink
@@ -100,7 +101,7 @@ class NotifyqBroker(AsyncBroker):
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
         """Give messages, for ever."""
-        inbox, listener = await self._start()
+        inbox, listener = await self._start_patiently()
         in_doubt = False
         while True:
             self._wake.clear()
@@ -133,6 +134,13 @@ class NotifyqBroker(AsyncBroker):
         await self._open.aclose()
         self._inbox = None
         await self._app.close()
+
+    async def _start_patiently(self) -> tuple[Inbox, Listener]:
+        lasting = self._app.database.settings.retry_for
+        async for attempt in retrying("the start", log, lasting):
+            with attempt:
+                return await self._start()
+        raise AssertionError  # tenacity returns or raises; this line tells the type checker
 
     async def _start(self) -> tuple[Inbox, Listener]:
         database = self._app.database

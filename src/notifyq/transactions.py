@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from notifyq import sql
 from notifyq.backoff import retrying
-from notifyq.errors import DatabaseUnavailableError
 from notifyq.model import Message, Rejected, Success, newest
 
 if TYPE_CHECKING:
@@ -62,9 +61,5 @@ class Transactions:
         # The attempt at the message does not begin before there is a server to work with.
         async for attempt in retrying("a transaction", log, self._lane.settings.retry_for):
             with attempt:
-                try:
-                    return await stack.enter_async_context(self._lane.connection())
-                except DatabaseUnavailableError as error:
-                    # The foreign error decides whether another try makes sense.
-                    raise (error.__cause__ or error) from None
+                return await stack.enter_async_context(self._lane.connection())
         raise AssertionError  # tenacity returns or raises; this line tells the type checker

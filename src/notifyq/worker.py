@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from notifyq import sql
 from notifyq.attendance import Attendance
+from notifyq.backoff import Patience
 from notifyq.bell import Promises
 from notifyq.claims import Claims
 from notifyq.crew import Crew
@@ -36,13 +39,15 @@ from notifyq.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from notifyq.config import WorkerSettings
     from notifyq.database import Database
     from notifyq.listener import Service
     from notifyq.model import Message
     from notifyq.registry import Registry
+
+log = logging.getLogger("notifyq.worker")
 
 
 class Worker:
@@ -66,6 +71,8 @@ class Worker:
         sink: Sink = log_sink,
     ) -> None:
         everything = not queues and not streams
+        self.patience = Patience("the start", log, database.settings.retry_for)
+        """What the start of this worker waits with for its server."""
         self.queues = registry.queues() if everything else tuple(queues)
         """The queues that this worker serves."""
         self._subscribers = registry.subscribers(streams) if everything or streams else []
@@ -104,7 +111,7 @@ class Worker:
         )
         self._readers: list[Readers] = []
         self._home: asyncio.AbstractEventLoop | None = None
-        self._is_full, self._stops = False, 0
+        self._is_full, self._stops, self._has_run = False, 0, False
         self._refused: list[Message] = []
         self._failure: BaseException | None = None
         self._listener: Listener | None = None
@@ -134,6 +141,9 @@ class Worker:
             self._tell_home(self._stop_requested)
 
     def _stop_requested(self) -> None:
+        self.patience.stop()
+        if self._listener is None:  # nothing has begun
+            return
         self._wake.set()
         for readers in self._readers:
             readers.stop()
@@ -147,10 +157,25 @@ class Worker:
 
     async def run(self) -> None:
         """Work until `stop()`, or until the database is gone for longer than the retries last."""
-        if self._home is not None:
+        if self._has_run:
             raise ConfigurationError("a worker runs once: make another one with app.worker()")
-        settings = self._settings
+        self._has_run = True
+        async with AsyncExitStack() as stack:
+            if await self.starting(partial(self._open, stack)):
+                await self._work()
+        if self._failure is not None:
+            raise self._failure
+
+    async def starting(self, step: Callable[[], Awaitable[object]]) -> bool:
+        """Do a step of the start, again while the server is away. False: it was stopped before."""
         self._home = asyncio.get_running_loop()
+        if self._stops:
+            return False
+        return await self.patience.through(step)
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Have all that stays open until the end; nothing of it if that is not all to be had."""
+        settings = self._settings
         promises = Promises(self._database, self._sink, on_session=self._wake.set)
         poll = settings.poll.total_seconds()
         self._attendance = Attendance(promises, self.queues, poll=poll)
@@ -161,6 +186,7 @@ class Worker:
         serve: list[Service] = [same_database(self._database), self._presence.serve]
         if self.queues:
             serve += [self._crew.heartbeat.serve, promises.serve]
+        self._readers.clear()
         if self._subscribers:
             readers = Readers(
                 self._database, self._subscribers, self._sink, poll=poll, on_failure=self._fail
@@ -171,36 +197,40 @@ class Worker:
         # Everything closes in the reverse of this order: handlers drain while their locks are
         # extended on the listener's session, their resources are open, and the pool is there to
         # settle them.
-        async with (
-            self._database,
-            self._presence,
-            self._registry.opened(self.queues, subscribers=self._subscribers) as self._handlers,
-            Listener(
-                self._database.listen_dsn,
-                channels,
-                self._ear.hear,
-                settings=self._database.settings,
-                name="notifyq worker",
-                ping=settings.ping.total_seconds(),
-                services=serve,
-                sink=self._sink,
-            ) as listener,
-        ):
-            self._listener = listener
-            listener.failed.add_done_callback(self._listener_failed)
-            self._sink(WorkerStarted(worker=self.name, queues=self.queues))
-            upkeep = Upkeep(self._database, settings.upkeep.total_seconds(), self._sink)
-            services = [self._serve(upkeep.serve()), self._serve(self._crew.watch())]
-            services += [self._serve(it.run(self._handlers)) for it in self._readers]
+        async with AsyncExitStack() as opened:
+            await opened.enter_async_context(self._database)
+            await opened.enter_async_context(self._presence)
+            self._handlers = await opened.enter_async_context(
+                self._registry.opened(self.queues, subscribers=self._subscribers)
+            )
+            self._listener = await opened.enter_async_context(
+                Listener(
+                    self._database.listen_dsn,
+                    channels,
+                    self._ear.hear,
+                    settings=self._database.settings,
+                    name="notifyq worker",
+                    ping=settings.ping.total_seconds(),
+                    services=serve,
+                    sink=self._sink,
+                )
+            )
+            stack.push_async_exit(opened.pop_all())
+
+    async def _work(self) -> None:
+        assert self._listener is not None  # noqa: S101  it was opened
+        self._listener.failed.add_done_callback(self._listener_failed)
+        self._sink(WorkerStarted(worker=self.name, queues=self.queues))
+        upkeep = Upkeep(self._database, self._settings.upkeep.total_seconds(), self._sink)
+        services = [self._serve(upkeep.serve()), self._serve(self._crew.watch())]
+        services += [self._serve(it.run(self._handlers)) for it in self._readers]
+        try:
+            await self._claim_until_stopped()
+        finally:
             try:
-                await self._claim_until_stopped()
+                await self._drain()
             finally:
-                try:
-                    await self._drain()
-                finally:
-                    await self._end(services)
-        if self._failure is not None:
-            raise self._failure
+                await self._end(services)
 
     async def _claim_until_stopped(self) -> None:
         while not self.queues and not self._stops:

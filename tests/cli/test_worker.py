@@ -67,7 +67,8 @@ def test_settings_that_do_not_fit(notifyq: Notifyq, folder: Path) -> None:
     assert "setting poll" in refused("--poll", "0s")
     assert "setting concurrency" in refused(NOTIFYQ_CONCURRENCY="many")
     assert "setting grace" in refused(NOTIFYQ_GRACE="long")
-    assert "is the server running?" in refused("--dsn", "postgresql://127.0.0.1:1/nowhere")
+    nowhere = refused("--dsn", "postgresql://127.0.0.1:1/nowhere", NOTIFYQ_RETRY_FOR="0")
+    assert "is the server running?" in nowhere
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

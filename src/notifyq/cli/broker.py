@@ -85,23 +85,22 @@ def _places(autostart: str, dsn: str) -> Iterator[tuple[str, str]]:
 
 
 async def _serve(places: dict[str, str], settings: BrokerSettings, sink: Sink) -> None:
-    async with AsyncExitStack() as stack:
-        brokers = []
-        for entry, dsn in places.items():
-            try:
-                broker = Broker(dsn, settings=settings, sink=sink)
-                brokers.append(await stack.enter_async_context(broker))
-            except (NotifyqError, asyncpg.PostgresError) as error:
-                if not entry:
-                    raise
-                raise ConfigurationError(f"{entry} of --autostart: {error}") from error
+    brokers = {entry: Broker(dsn, settings=settings, sink=sink) for entry, dsn in places.items()}
 
-        def stop() -> None:
-            for each in brokers:
-                each.stop()
+    def stop() -> None:
+        for each in brokers.values():
+            each.stop()
 
-        with stop_signals(stop):
-            running = [asyncio.create_task(each.serve()) for each in brokers]
+    with stop_signals(stop):
+        async with AsyncExitStack() as stack:
+            for entry, broker in brokers.items():
+                try:
+                    await stack.enter_async_context(broker)
+                except (NotifyqError, asyncpg.PostgresError) as error:
+                    if not entry:
+                        raise
+                    raise ConfigurationError(f"{entry} of --autostart: {error}") from error
+            running = [asyncio.create_task(each.serve()) for each in brokers.values()]
             try:
                 await asyncio.gather(*running)
             finally:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import signal
 import sys
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Annotated, Any, TypeVar
@@ -17,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from notifyq.admin import Admin
+from notifyq.backoff import Patience
 from notifyq.config import (
     DatabaseSettings,
     dsn_from_environment,
@@ -29,6 +41,8 @@ from notifyq.errors import ConfigurationError
 from notifyq.event import Event
 from notifyq.model import ArchivedMessage, Message
 from notifyq.payload import check_json
+
+log = logging.getLogger("notifyq")
 
 T = TypeVar("T")
 
@@ -94,19 +108,45 @@ def resolve_dsn(dsn: str | None) -> str:
 
 @asynccontextmanager
 async def open_database(
-    dsn: str | None, *, check: bool = True, **settings: Any
+    dsn: str | None, *, check: bool = True, serves: bool = False, **settings: Any
 ) -> AsyncIterator[Database]:
-    """Open the database of a command; unless told otherwise, one with the schema that we know."""
-    # A person waits in front of a command: an answer soon beats one after five minutes.
-    settings.setdefault("retry_for", timedelta(seconds=10))
-    async with Database(
+    """Open the database of a command; unless told otherwise, one with the schema that we know.
+
+    A command that `serves` waits for a server that is away, until a signal says stop.
+    """
+    if not serves:
+        # A person waits in front of a command: an answer soon beats one after five minutes.
+        settings.setdefault("retry_for", timedelta(seconds=10))
+    database = Database(
         resolve_dsn(dsn),
         listen_dsn=listen_dsn_from_environment(),
         settings=DatabaseSettings.load(**settings),
-    ) as database:
-        if check:
+    )
+
+    async def look() -> None:
+        async with database:
+            await Admin(database).check_schema()
+
+    if serves:
+        await _wait_for(look, database.settings.retry_for)
+    async with database:
+        if check and not serves:
             await Admin(database).check_schema()
         yield database
+
+
+async def _wait_for(look: Callable[[], Awaitable[None]], lasting: timedelta) -> None:
+    loop = asyncio.get_running_loop()
+    patience = Patience("the start", log, lasting)
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, patience.stop)
+    try:
+        if not await patience.through(look):
+            raise typer.Exit
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 def run(command: Coroutine[Any, Any, T]) -> T:

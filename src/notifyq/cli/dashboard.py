@@ -91,7 +91,7 @@ def dashboard(
 
 async def _look(dsn: str | None) -> None:
     """A wrong DSN or a schema that does not fit is said at once, not on each page."""
-    async with open_database(dsn):
+    async with open_database(dsn, serves=True):
         pass
 
 

@@ -202,7 +202,7 @@ def watch(
     configure_logging(LogLevel.INFO, LogFormat.TEXT)
 
     async def watch_dead() -> None:
-        async with open_database(dsn, retry_for=300) as database:
+        async with open_database(dsn, serves=True) as database:
             archive = Archive(database)
             bookmark = Bookmark(state, queue, anew=since is not None)
             if bookmark.position is None and since is None:

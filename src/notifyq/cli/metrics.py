@@ -30,7 +30,7 @@ def metrics(
     from notifyq.metrics import DatabaseMetrics, start_server
 
     async def serve() -> None:
-        async with open_database(dsn) as opened:
+        async with open_database(dsn, serves=True) as opened:
             listen_dsn = opened.listen_dsn  # what is wrong with it is said now
         stopped = asyncio.Event()
         registry = CollectorRegistry()

@@ -46,7 +46,7 @@ def tail(
 
     async def follow() -> None:
         left = limit
-        async with open_database(dsn, retry_for=300) as database:
+        async with open_database(dsn, serves=True) as database:
             if not await Streams(database).info(name):
                 raise StreamNotFoundError(f"there is no stream {name!r}")
             async for found in Tail(database, name, sink=log_sink).events():

@@ -9,11 +9,13 @@ import secrets
 import socket
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notifyq import sql
 from notifyq.attendance import Attendance
+from notifyq.backoff import Patience
 from notifyq.bell import Promises
 from notifyq.claims import Look
 from notifyq.config import RelaySettings
@@ -85,6 +87,7 @@ class Relay:
         self._intake = Intake(source, self._routes, self._settings, self.name, filter)
         self._stops = 0
         self._recovery: asyncio.Timeout | None = None
+        self._patience = Patience("the start", log, source.settings.retry_for)
         self._home: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
 
@@ -97,6 +100,7 @@ class Relay:
 
     def _stop_requested(self) -> None:
         self._wake.set()
+        self._patience.stop()
         if self._recovery is not None:
             self._recovery.reschedule(asyncio.get_running_loop().time())
         if self._stops > 1:
@@ -105,19 +109,31 @@ class Relay:
     async def run(self) -> None:
         """Move messages until `stop()`. Waits for a target that is down for as long as it takes.
 
+        A source or a target that is away when it starts is waited for as long as retries last.
         Raises LostReceiptsError where the target was restored to an earlier state.
         """
         if self._home is not None:
             raise ConfigurationError("a relay runs once: make another one")
         self._home = asyncio.get_running_loop()
-        settings = self._settings
-        async with self._source, self._target_database:
+        if self._stops:
+            return
+        async with AsyncExitStack() as stack:
+            if await self._patience.through(partial(self._open, stack)):
+                await self._serve()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Have all that stays open until the end; nothing of it if that is not all to be had."""
+        async with AsyncExitStack() as opened:
+            await opened.enter_async_context(self._source)
+            await opened.enter_async_context(self._target_database)
             await self._introduce()
             promises = Promises(self._source, self._sink, on_session=self._wake.set)
             self._attendance = Attendance(
-                promises, list(self._routes), poll=settings.poll.total_seconds()
+                promises, list(self._routes), poll=self._settings.poll.total_seconds()
             )
-            async with Listener(
+            listener = Listener(
                 self._source.listen_dsn,
                 [sql.NEW_MESSAGE],
                 self._hear,
@@ -126,11 +142,10 @@ class Relay:
                 ping=10,
                 services=[self._extend, promises.serve],
                 sink=self._sink,
-            ) as listener:
-                listener.failed.add_done_callback(self._ended)
-                await self._serve()
-        if self._failure is not None:
-            raise self._failure
+            )
+            await opened.enter_async_context(listener)
+            listener.failed.add_done_callback(self._ended)
+            stack.push_async_exit(opened.pop_all())
 
     async def _serve(self) -> None:
         routes = tuple(f"{source}:{target}" for source, target in self._routes.items())

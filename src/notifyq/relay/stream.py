@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from notifyq import sql
+from notifyq.backoff import Patience
 from notifyq.config import RelaySettings
 from notifyq.doorbell import Hearing
 from notifyq.errors import ConfigurationError
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from notifyq.events import Sink
     from notifyq.relay.message import Item, Transform
     from notifyq.relay.target import Sent
+
+log = logging.getLogger("notifyq.relay")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -117,6 +122,7 @@ class StreamRelay:
         self._wake = Wake()
         self._is_stopping = False
         self._has_batch = False
+        self._patience = Patience("the start", log, source.settings.retry_for)
         self._home: asyncio.AbstractEventLoop | None = None
         self._moving: asyncio.Task[None] | None = None
         self.name = f"relay {socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
@@ -137,6 +143,7 @@ class StreamRelay:
             self._is_stopping = True
 
     def _stop_requested(self) -> None:
+        self._patience.stop()
         # What it waits for besides, a server that is away, may take for ever.
         if self._moving is not None and (self._is_stopping or not self._has_batch):
             self._moving.cancel()
@@ -148,7 +155,17 @@ class StreamRelay:
         if self._home is not None:
             raise ConfigurationError("a relay runs once: make another one")
         self._home = asyncio.get_running_loop()
-        async with self._source, self._target_database:
+        if self._is_stopping:
+            return
+        async with AsyncExitStack() as stack:
+            if await self._patience.through(partial(self._open, stack)):
+                await self._serve()
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Have all that stays open until the end; nothing of it if that is not all to be had."""
+        async with AsyncExitStack() as opened:
+            await opened.enter_async_context(self._source)
+            await opened.enter_async_context(self._target_database)
             self._names, self._target = await introduce(
                 self._source,
                 self._target_database,
@@ -157,7 +174,7 @@ class StreamRelay:
                 accept_restored=self._accepts_restored,
             )
             self._stall = Stall(self._target, self._sink, on_end=self._wake.set)
-            async with Listener(
+            self._listener = Listener(
                 self._source.listen_dsn,
                 [sql.NEW_EVENT],
                 self._hear,
@@ -166,24 +183,25 @@ class StreamRelay:
                 ping=10,
                 services=[Hearing(self._source).serve],
                 sink=self._sink,
-            ) as listener:
-                self._sink(RelayStarted(relay=self.name, routes=(f"{self.label}:{self._queue}",)))
-                self._moving = asyncio.create_task(self._move_until_stopped())
-                try:
-                    await asyncio.wait(
-                        {self._moving, listener.failed}, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if self._moving.done():
-                        with suppress(asyncio.CancelledError):  # it was told to end now
-                            await self._moving
-                    else:
-                        await listener.failed
-                finally:
-                    self._moving.cancel()
-                    await asyncio.wait({self._moving})
-                    self._sink(
-                        RelayStopped(relay=self.name, moved=self.counts["moved"], released=0)
-                    )
+            )
+            await opened.enter_async_context(self._listener)
+            stack.push_async_exit(opened.pop_all())
+
+    async def _serve(self) -> None:
+        self._sink(RelayStarted(relay=self.name, routes=(f"{self.label}:{self._queue}",)))
+        failed = self._listener.failed
+        self._moving = asyncio.create_task(self._move_until_stopped())
+        try:
+            await asyncio.wait({self._moving, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if self._moving.done():
+                with suppress(asyncio.CancelledError):  # it was told to end now
+                    await self._moving
+            else:
+                await failed
+        finally:
+            self._moving.cancel()
+            await asyncio.wait({self._moving})
+            self._sink(RelayStopped(relay=self.name, moved=self.counts["moved"], released=0))
 
     def _hear(self, _channel: str, payload: str) -> None:
         if payload in {"", self._stream}:

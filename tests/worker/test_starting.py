@@ -1,0 +1,161 @@
+"""Processes that start before their server: they wait for it, and a signal ends the wait."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from cli.programs import Running
+from database import install, session, until
+from notifyq import AccessDeniedError, App, DatabaseUnavailableError
+from notifyq.backoff import is_passing
+from notifyq.config import with_user
+from notifyq.database import Database, explained
+from notifyq.events import WorkerStarted
+from notifyq.relay import Relay
+from servers import kept_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from notifyq.embedded import Server
+    from worker.running import Events
+
+
+@pytest.fixture
+async def absent() -> AsyncIterator[tuple[Server, str]]:
+    """Give a server with the schema, which does not run, and its address."""
+    with kept_server() as server:
+        dsn = await asyncio.to_thread(server.start)
+        async with session(dsn) as connection:
+            await install(connection)
+        await asyncio.to_thread(server.stop, force=True)
+        yield server, dsn
+
+
+APP = """
+import notifyq
+app = notifyq.App()
+@app.handler("q")
+async def handle(n: int) -> int:
+    return n + 1
+@app.subscriber("s", "r")
+async def read(n: int) -> None: ...
+"""
+SERVING = [
+    ("worker", "theirs:app"),
+    ("broker",),
+    ("relay", "-q", "q"),
+    ("dead", "watch"),
+    ("metrics", "--port", "0"),
+    ("dashboard", "--port", "0"),
+    ("stream", "tail", "s"),
+]
+
+
+def command(args: tuple[str, ...], dsn: str) -> tuple[str, ...]:
+    return (args[0], dsn, dsn, *args[1:]) if args[0] == "relay" else args
+
+
+@pytest.mark.parametrize("args", SERVING, ids=lambda args: args[0])
+async def test_a_signal_ends_the_wait_for_a_server(tmp_path: Path, args: tuple[str, ...]) -> None:
+    (tmp_path / "theirs.py").write_text(APP)
+    dsn = "postgresql://nobody@127.0.0.1:1/nowhere"
+    with Running(dsn, *command(args, dsn), cwd=tmp_path) as waiting:
+        waiting.hear("the start failed")
+        waiting.process.send_signal(signal.SIGTERM)
+        assert waiting.process.wait(10) == 0
+
+
+async def test_a_worker_that_starts_before_its_server_handles_what_comes(
+    tmp_path: Path, absent: tuple[Server, str]
+) -> None:
+    (tmp_path / "theirs.py").write_text(APP)
+    server, dsn = absent
+    with Running(dsn, "worker", "theirs:app", cwd=tmp_path) as worker:
+        worker.hear("the start failed")
+        await asyncio.to_thread(server.start)
+        async with session(dsn) as connection:
+            worker.hear("WorkerStarted")
+            id_ = await connection.fetchval("select messages.publish('q', '1')")
+
+            async def is_archived() -> bool:
+                return bool(
+                    await connection.fetchval("select id from messages.archive_find($1)", id_)
+                )
+
+            await until(is_archived, "the message is handled")
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(10) == 0
+
+
+async def test_a_relay_that_starts_before_its_server_moves_what_comes(
+    absent: tuple[Server, str],
+) -> None:
+    server, dsn = absent
+    relay = Relay(Database(dsn), Database(dsn), {"a": "b"})
+    moving = asyncio.create_task(relay.run())
+    await asyncio.to_thread(server.start)
+    async with session(dsn) as connection:
+        for queue in ("a", "b"):
+            await connection.fetchval("select messages.create_queue($1)", queue)
+        await connection.fetchval("select messages.publish('a', '1')")
+
+        async def is_there() -> bool:
+            return relay.counts["moved"] > 0
+
+        await until(is_there, "the message is moved")
+    relay.stop()
+    await moving
+    assert relay.counts["moved"] == 1
+
+
+async def test_a_stop_ends_the_wait_in_a_thread_of_nobodys(events: Events) -> None:
+    app = App("postgresql://nobody@127.0.0.1:1/nowhere")
+    app.handler("q")(lambda: None)
+    worker = app.worker(sink=events)
+    working = asyncio.create_task(app.work(worker))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(worker.stop)
+    async with asyncio.timeout(5):
+        await working
+    assert not events.of(WorkerStarted)
+
+
+@pytest.mark.parametrize("missing", ["role", "database"])
+async def test_what_cannot_pass_ends_a_worker_at_once(database: str, missing: str) -> None:
+    name = database.rpartition("/")[2].partition("?")[0]
+    user = "no_such_role" if missing == "role" else "postgres"
+    app = App(with_user(database, user, "no_such_database" if missing == "database" else name))
+    app.handler("q")(lambda: None)
+    async with asyncio.timeout(10):
+        with pytest.raises((AccessDeniedError, DatabaseUnavailableError), match="no_such_"):
+            await app.work()
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (asyncpg.CannotConnectNowError("the database system is starting up"), True),
+        (asyncpg.AdminShutdownError("bye"), True),
+        (asyncpg.CrashShutdownError("recovery"), True),
+        (asyncpg.TooManyConnectionsError("full"), True),
+        (asyncpg.ReadOnlySQLTransactionError("a standby"), True),
+        (ConnectionRefusedError("refused"), True),
+        (FileNotFoundError("no socket"), True),
+        (asyncpg.InvalidPasswordError("wrong"), False),
+        (asyncpg.InvalidCatalogNameError("no database"), False),
+        (asyncpg.InvalidAuthorizationSpecificationError("no role"), False),
+    ],
+    ids=lambda it: type(it).__name__,
+)
+def test_what_a_start_waits_for(error: Exception, passes: bool) -> None:
+    ours = explained(error, "postgresql://u@h/d")
+    assert ours is not None
+    ours.__cause__ = error
+    assert is_passing(ours) is passes
