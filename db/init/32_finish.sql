@@ -75,7 +75,7 @@ create or replace function messages._retry(
   tracebacks text[] default null,
   give_ups boolean[] default null
 )
-  returns setof bigint
+  returns table (id bigint, max_attempts integer, delay interval)
   language plpgsql
   set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
   set enable_seqscan = off
@@ -92,12 +92,12 @@ declare
   v_queues text[];
   v_delays interval[];
   v_details text[];
+  v_last_most integer[];
+  v_again_most integer[];
 begin
   with held as materialized (
     select m.id, m.lock_token, m.locked_at, m.locked_by, m.attempts, m.queue,
-      q.name is null or m.attempts >= messages._attempts_of(
-        m.max_attempts, m.handler_attempts, q.max_attempts
-      ) as is_last,
+      messages._attempts_of(m.max_attempts, m.handler_attempts, q.max_attempts) as most,
       q.backoff, q.backoff_max
     from messages.message as m
     left join messages.queue as q on q.name = m.queue
@@ -117,7 +117,9 @@ begin
     from unnest(_retry.ids, _retry.lock_tokens) with ordinality as u (id, lock_token, place)
   ),
   failing as materialized (
-    select h.*, p.place, h.is_last or coalesce(_retry.give_ups[p.place], false) as ends,
+    select h.*, p.place,
+      h.backoff is null or h.attempts >= h.most or coalesce(_retry.give_ups[p.place], false)
+        as ends,
       coalesce(
         _retry.delays[p.place], messages._backoff(h.backoff, h.backoff_max, h.attempts)
       ) as delay
@@ -140,8 +142,9 @@ begin
   select array_agg(f.id) filter (where f.ends), array_agg(f.place) filter (where f.ends),
     array_agg(f.id) filter (where not f.ends), array_agg(f.queue) filter (where not f.ends),
     array_agg(f.delay) filter (where not f.ends),
-    array_agg(_retry.details[f.place]) filter (where not f.ends)
-  into v_last, v_last_places, v_again, v_queues, v_delays, v_details
+    array_agg(_retry.details[f.place]) filter (where not f.ends),
+    array_agg(f.most) filter (where f.ends), array_agg(f.most) filter (where not f.ends)
+  into v_last, v_last_places, v_again, v_queues, v_delays, v_details, v_last_most, v_again_most
   from failing as f;
   if v_again is not null then
     update messages.message as m
@@ -179,7 +182,10 @@ begin
         _retry.error_types[p.place], _retry.errors[p.place], _retry.tracebacks[p.place]
       ) <> '';
   end if;
-  return query select u.id from unnest(v_again || v_last) as u (id) order by u.id;
+  return query
+  select u.id, u.most, u.delay
+  from unnest(v_again || v_last, v_again_most || v_last_most, v_delays) as u (id, most, delay)
+  order by u.id;
 end;
 $$;
 
@@ -222,7 +228,7 @@ create or replace function messages.retry_many(
   tracebacks text[] default null,
   give_ups boolean[] default null
 )
-  returns setof bigint
+  returns table (id bigint, max_attempts integer, delay interval)
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
@@ -244,7 +250,7 @@ begin
     ids := messages._screen(ids);
   end if;
   return query
-  select r.id
+  select r.id, r.max_attempts, r.delay
   from messages._retry(
     ids, lock_tokens, delays, details,
     array(
@@ -253,7 +259,7 @@ begin
       order by u.place
     ),
     error_types, errors, tracebacks, give_ups
-  ) as r (id);
+  ) as r;
 end;
 $$;
 comment on function messages.retry_many(
@@ -261,7 +267,9 @@ comment on function messages.retry_many(
   boolean[]
 ) is
   'retry() for several messages at once: each array is null or has a value for each of ids. '
-  'Returns the ids that were still locked under their token. Wakes the workers of each queue once.';
+  'Returns the ids that were still locked under their token, each with how many attempts it has '
+  'and after what delay the next one comes: null where it is archived. Wakes the workers of each '
+  'queue once.';
 
 create or replace function messages.retry(
   id bigint,

@@ -6,6 +6,7 @@ Knows nothing of bells and of who may serve a subscription.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from notifyq.events import BatchFinished, EventRetried, HandlerStuck
 from notifyq.executor import Cause, Execution, RollBackError
 from notifyq.model import Failed, Outcome, Rejected, Released, Success
 from notifyq.subscription import Batch
+from notifyq.tracebacks import in_line, log_failure
 from notifyq.verdicts import Verdict, chains_of, delay_of
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from notifyq.subscribers import Subscriber
     from notifyq.tools import Tools
     from notifyq.verdicts import Again
+
+log = logging.getLogger("notifyq.worker")
 
 _Outcomes = list[tuple["Event", Outcome]]
 
@@ -244,6 +248,7 @@ class Delivery:
                 case Released():
                     verdict.is_released = True
                 case Rejected():
+                    log.warning("%s is rejected: %s", self._named(event), in_line(outcome.reason))
                     self.errors.append(f"event {event.id}: {outcome.reason}")
                     verdict.failed[event.id] = outcome.reason
                 case Failed():
@@ -251,13 +256,16 @@ class Delivery:
 
     def _judge_failed(self, event: Event, outcome: Failed, verdict: Verdict) -> None:
         self.errors.append(f"event {event.id}: {outcome.details}")
+        attempt = f" in attempt {event.attempts} of {self._subscriber.max_attempts}"
         if not self._comes_again(event, outcome):
+            log_failure(log, self._named(event), outcome, attempt, is_last=True)
             verdict.failed[event.id] = outcome.details
             return
-        if self._subscriber.ordered:
-            verdict.again[event.id] = delay_of(event, outcome), outcome.details
-        else:
-            verdict.retried[event.id] = delay_of(event, outcome), outcome.details
+        delay = delay_of(event, outcome)
+        attempt += f", next try in {delay.total_seconds():.1f} s"
+        log_failure(log, self._named(event), outcome, attempt, is_last=False)
+        comes = verdict.again if self._subscriber.ordered else verdict.retried
+        comes[event.id] = delay, outcome.details
         self._sink(
             EventRetried(
                 stream=event.stream,
@@ -267,6 +275,9 @@ class Delivery:
                 details=outcome.details,
             )
         )
+
+    def _named(self, event: Event) -> str:
+        return f"stream {event.stream!r}: event {event.id} for {self._subscriber.name!r}"
 
     def _comes_again(self, event: Event, outcome: Outcome) -> bool:
         return (

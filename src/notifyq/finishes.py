@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -13,7 +13,7 @@ import asyncpg
 
 from notifyq import sql
 from notifyq.errors import InvalidArgumentError
-from notifyq.model import Failed, Rejected, Released, Success, newest
+from notifyq.model import Failed, Rejected, Released, Retried, Success, newest
 from notifyq.tracebacks import clean, report
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int]
 """Id and lock token of a message."""
-Settled = Callable[[bool | BaseException], None]
+Answer = bool | Retried
+"""Whether the lock was held, and where an attempt failed what followed."""
+Settled = Callable[[Answer | BaseException], None]
 
 E = TypeVar("E", bound=Success | Rejected | Failed | Released)
 
@@ -44,27 +46,27 @@ class _Settlement(Generic[E]):
     def key(self) -> Key:
         return self.id, self.lock_token
 
-    def tell(self, answer: bool | BaseException) -> None:  # noqa: FBT001  it is handed through
+    def tell(self, answer: Answer | BaseException) -> None:
         """Call `settled`, once."""
         settled, self.settled = self.settled, _ignore
         settled(answer)
 
 
-def _ignore(_answer: bool | BaseException) -> None:  # noqa: FBT001
+def _ignore(_answer: Answer | BaseException) -> None:
     return
 
 
 class _Lane(Generic[E]):
     """Settlements of one kind: while one statement is under way the next ones wait for another.
 
-    `send` returns the keys that were held. `lone` is for one whose values cannot be stored: they
+    `send` answers by the keys that were held. `lone` is for one whose values cannot be stored: they
     fail the statement, and must not fail the others.
     """
 
     def __init__(
         self,
-        send: Callable[[list[_Settlement[E]]], Awaitable[set[Key]]],
-        lone: Callable[[_Settlement[E], Exception], Awaitable[bool]],
+        send: Callable[[list[_Settlement[E]]], Awaitable[Mapping[Key, Answer]]],
+        lone: Callable[[_Settlement[E], Exception], Awaitable[Answer]],
     ) -> None:
         self._send = send
         self._lone = lone
@@ -119,7 +121,7 @@ class _Lane(Generic[E]):
             _tell(batch, error)
         else:
             for settlement in batch:
-                settlement.tell(settlement.key in held)
+                settlement.tell(held.get(settlement.key, False))
 
     async def _settle_alone(self, settlement: _Settlement[E], error: Exception) -> None:
         try:
@@ -143,11 +145,11 @@ class Finishes:
 
     async def settle(
         self, message_id: int, lock_token: int, outcome: Success | Rejected | Failed | Released
-    ) -> bool:
+    ) -> Answer:
         """Settle a message with others. False: its lock was lost."""
-        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-        def settled(answer: bool | BaseException) -> None:  # noqa: FBT001
+        def settled(answer: Answer | BaseException) -> None:
             if answered.done():
                 return
             if isinstance(answer, asyncio.CancelledError):
@@ -186,7 +188,7 @@ class Finishes:
         for lane in (self._finishes, self._retries, self._releases):
             await lane.close()
 
-    async def _finish(self, batch: list[_Settlement[Success | Rejected]]) -> set[Key]:
+    async def _finish(self, batch: list[_Settlement[Success | Rejected]]) -> Mapping[Key, Answer]:
         repeated = _Repeated()
         outcomes = [it.outcome for it in batch]
         rows = await self._database.persist(
@@ -202,14 +204,14 @@ class Finishes:
         if repeated.happened:
             lost = [it for it in batch if it.key not in done]
             done |= {it.key for it in lost if await self.has_archived(it.key)}
-        return done
+        return dict.fromkeys(done, True)
 
-    async def _fail(self, settlement: _Settlement[Success | Rejected], error: Exception) -> bool:
+    async def _fail(self, settlement: _Settlement[Success | Rejected], error: Exception) -> Answer:
         details = f"the result cannot be stored: {error}"
         failed = Failed(details, error=report(error))
         return await self.settle(*settlement.key, failed)
 
-    async def _retry(self, batch: list[_Settlement[Failed]]) -> set[Key]:
+    async def _retry(self, batch: list[_Settlement[Failed]]) -> Mapping[Key, Answer]:
         repeated = _Repeated()
         outcomes = [it.outcome for it in batch]
         errors = [it.error for it in outcomes]
@@ -227,24 +229,27 @@ class Finishes:
             retried=repeated.note,
         )
         keys = [it.key for it in batch]
-        # Repeated after a lost answer, "not held" may mean "done by the first try".
-        return set(keys) if repeated.happened else newest(keys, rows)
+        followed = {row["id"]: Retried(row["max_attempts"], row["delay"]) for row in rows}
+        answers: dict[Key, Answer] = {key: followed[key[0]] for key in newest(keys, rows)}
+        if repeated.happened:  # after a lost answer "not held" may mean "done by the first try"
+            return dict.fromkeys(keys, True) | answers
+        return answers
 
-    async def _retry_by_queue(self, settlement: _Settlement[Failed], error: Exception) -> bool:
+    async def _retry_by_queue(self, settlement: _Settlement[Failed], error: Exception) -> Answer:
         outcome = settlement.outcome
         why = f"retried by the queue's backoff, not after {outcome.after}: {error}"
         again = replace(outcome, details=clean(f"{outcome.details}\n{why}"), after=None)
-        held = await self._retry([replace(settlement, outcome=again)])
-        return settlement.key in held
+        answers = await self._retry([replace(settlement, outcome=again)])
+        return answers.get(settlement.key, False)
 
-    async def _release(self, batch: list[_Settlement[Released]]) -> set[Key]:
+    async def _release(self, batch: list[_Settlement[Released]]) -> Mapping[Key, Answer]:
         rows = await self._database.persist(
             sql.RELEASE_MANY, [it.id for it in batch], [it.lock_token for it in batch]
         )
-        return newest([it.key for it in batch], rows)
+        return dict.fromkeys(newest([it.key for it in batch], rows), True)
 
 
-async def _raise(_settlement: _Settlement[Released], error: Exception) -> bool:
+async def _raise(_settlement: _Settlement[Released], error: Exception) -> Answer:
     raise error
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from notifyq.database import Database
-    from notifyq.finishes import Settled
+    from notifyq.finishes import Answer, Settled
 
 
 log = logging.getLogger("notifyq.inbox")
@@ -90,7 +90,7 @@ class Inbox:
         else:
             self._finishes.add(message.id, message.lock_token, outcome, settled)
 
-    async def settle(self, message: Message, outcome: Outcome) -> bool:
+    async def settle(self, message: Message, outcome: Outcome) -> Answer:
         """Write down how the handling of a message ended. False: its lock was lost."""
         if self._is_closed:
             return False

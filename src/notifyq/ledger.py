@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,31 @@ from typing import TYPE_CHECKING, Any
 from notifyq.events import LockLost, MessageFinished
 from notifyq.executor import Execution
 from notifyq.heartbeat import Heartbeat, Key, Lock
-from notifyq.model import Committed, Doubtful, Failed, Outcome, Rejected, Released, Success
+from notifyq.model import (
+    Committed,
+    Doubtful,
+    Failed,
+    Outcome,
+    Rejected,
+    Released,
+    Retried,
+    Success,
+)
+from notifyq.tracebacks import in_line, log_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from notifyq.batches import Batch
     from notifyq.events import Guarded
+    from notifyq.finishes import Answer
     from notifyq.handlers import Handler
     from notifyq.inbox import Inbox
     from notifyq.model import Message
+
+log = logging.getLogger("notifyq.worker")
+
+_OVER = Released()
 
 
 class Held(Execution):
@@ -159,7 +175,7 @@ class Ledger:
         """Have `wait_until_idle` ask again whether it is hurried."""
         self._changed.set()
 
-    def _settled(self, held: Held, answer: bool | BaseException) -> None:  # noqa: FBT001
+    def _settled(self, held: Held, answer: Answer | BaseException) -> None:
         """Take the answer to a settlement: whether the lock was held, or what went wrong."""
         self.heartbeat.remove(held.lock)
         if self._held.pop(held.lock.key, None) is None:
@@ -174,7 +190,11 @@ class Ledger:
         if isinstance(answer, Exception):
             self._on_failure(answer)  # whatever it is, the worker must not go on
         elif not isinstance(answer, BaseException):
-            self._report(held, is_held=answer)
+            if answer:
+                _log(held, answer)
+            self._report(held, is_held=bool(answer))
+        # An error knows its frames and these know this message: a cycle, which costs a collection.
+        held.ended = _OVER
 
     def _report(self, held: Held, *, is_held: bool) -> None:
         message, outcome, status = held.message, held.ended, str(held.ended.status)
@@ -200,6 +220,24 @@ class Ledger:
                     details=getattr(outcome, "details", getattr(outcome, "reason", None)),
                 )
             )
+
+
+def _log(held: Held, answer: Answer) -> None:
+    message = held.message
+    what = f"queue {message.queue!r}: message {message.id}"
+    match held.ended:
+        case Rejected(reason):
+            log.warning("%s is rejected: %s", what, in_line(reason))
+        case Failed():
+            # True alone: whether another attempt follows was in an answer that got lost.
+            attempt = f" in attempt {message.attempts}"
+            is_last = False
+            if isinstance(answer, Retried):
+                attempt += f" of {answer.max_attempts}"
+                is_last = answer.delay is None
+                if answer.delay is not None:
+                    attempt += f", next try in {max(answer.delay.total_seconds(), 0):.1f} s"
+            log_failure(log, what, held.ended, attempt, is_last=is_last)
 
 
 def messages_of(call: Held | Batch[Held]) -> list[Held]:

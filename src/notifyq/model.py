@@ -213,6 +213,17 @@ class ErrorReport:
     type: str
     text: str
     traceback: str | None
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+    """The error itself, for the log; None where it was raised in another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """What followed a failed attempt: true, as the lock was held."""
+
+    max_attempts: int
+    delay: timedelta | None
+    """After what time the next attempt comes; None: the message is archived."""
 
 
 @dataclass(frozen=True, slots=True)

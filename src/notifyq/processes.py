@@ -13,6 +13,7 @@ import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from multiprocessing.connection import wait
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -150,15 +151,22 @@ def handle(where: tuple[str, str], message: Message, carried: dict[str, str]) ->
     execution = Execution(handler, message)
     payload = execution.payload()
     if isinstance(payload, Rejected | Failed):
-        return payload
+        return _portable(payload)
     slots = {"payload": payload, "message": message}
     names = {name: slots[slot] for name, slot in handler.names}
     try:
         with continued(carried):
             result = handler.function(*(slots[slot] for slot in handler.takes), **names)
     except BaseException as error:  # noqa: BLE001  the user's code may raise anything
-        return execution.raised(error)
-    return execution.success(result)
+        return _portable(execution.raised(error))
+    return _portable(execution.success(result))
+
+
+def _portable(outcome: Outcome) -> Outcome:
+    """The outcome without the error itself, which may be one that cannot be pickled."""
+    if isinstance(outcome, Failed) and outcome.error is not None:
+        return replace(outcome, error=replace(outcome.error, exception=None))
+    return outcome
 
 
 def _find(where: tuple[str, str]) -> Handler[Any]:

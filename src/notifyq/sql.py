@@ -45,7 +45,7 @@ select messages.finish_many(
   results => $5::text[]::jsonb[])
 """
 RETRY_MANY = """
-select messages.retry_many(
+select * from messages.retry_many(
   ids => $1, lock_tokens => $2, delays => $3, details => $4,
   statuses => $5::messages.message_status[], error_types => $6, errors => $7, tracebacks => $8,
   give_ups => $9)

@@ -7,13 +7,19 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notifyq.model import ErrorReport
+from notifyq.model import ErrorReport, Status
 
 if TYPE_CHECKING:
+    import logging
+
     from pydantic import ValidationError
+
+    from notifyq.model import Failed
 
 _DETAILS = 8000
 """Longest details, in characters; the end of a traceback says more than its beginning."""
+_LINE = 300
+"""Longest line of a log about an error."""
 _TRACEBACK = 16_000
 """Longest traceback; its beginning is the first cause, its end the error itself."""
 _PACKAGE = Path(__file__).parent
@@ -34,7 +40,10 @@ def report(error: BaseException) -> ErrorReport:
     if module not in {"builtins", "__main__"}:
         name = f"{module}.{name}"
     return ErrorReport(
-        type=clean(name), text=clean(text_of(error) or name), traceback=_whole(error)
+        type=clean(name),
+        text=clean(text_of(error) or name),
+        traceback=_whole(error),
+        exception=error,
     )
 
 
@@ -52,6 +61,44 @@ def _headline(error: BaseException) -> str:
         return "".join(traceback.format_exception_only(error)).strip()
     except BaseException:  # noqa: BLE001  it may be a class of the user's
         return f"{type(error).__name__}: {text_of(error)}"
+
+
+def line_of(failed: Failed) -> str:
+    """Why an attempt failed, in one line of bounded length: for a log."""
+    error = failed.error
+    if error is None:
+        return in_line(failed.details)
+    return in_line(error.type if error.text == error.type else f"{error.type}: {error.text}")
+
+
+def in_line(text: str) -> str:
+    """A text in one line of bounded length, without what could steer a terminal."""
+    words = " ".join(text[: 10 * _LINE].split())
+    line = "".join(c if c.isprintable() else "?" for c in words)
+    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"
+
+
+def log_failure(
+    log: logging.Logger, what: str, failed: Failed, follows: str, *, is_last: bool
+) -> None:
+    """Log a failed attempt once: a line where another one follows, else the traceback too."""
+    error = failed.error
+    if failed.status == Status.REJECTED:
+        log.warning("%s is rejected%s: %s", what, follows, line_of(failed))
+    elif not is_last:
+        log.warning("%s failed%s: %s", what, follows, line_of(failed))
+    else:
+        log.error("%s failed%s: %s", what, follows, line_of(failed), exc_info=_exception(error))
+
+
+def _exception(error: ErrorReport | None) -> BaseException | None:
+    if error is None or error.exception is not None or error.traceback is None:
+        return None if error is None else error.exception
+    return ElsewhereError(f"\n{error.traceback}")
+
+
+class ElsewhereError(Exception):
+    """Stands for an error of another process in a log; its text is the traceback from there."""
 
 
 def clean(text: str, longest: int = _DETAILS) -> str:

@@ -177,9 +177,9 @@ class MessageInbox:
         await self._inbox.close()
 
     async def _settle(self, message: Message, outcome: Outcome) -> bool:
-        held = await self._inbox.settle(message, outcome)
+        answer = await self._inbox.settle(message, outcome)
         self._held.pop(message.id, None)
-        return held
+        return bool(answer)
 
     async def _until_due(self, queues: Sequence[str], looked_at: float) -> float:
         try:

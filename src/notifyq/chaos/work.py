@@ -21,7 +21,7 @@ from notifyq.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from notifyq.finishes import Settled
+    from notifyq.finishes import Answer, Settled
     from notifyq.registry import HandlerOptions
 
 
@@ -60,27 +60,27 @@ class _Inbox(Inbox):
         ops = {Failed: "retry", Released: "release"}
         call = self._begin(ops.get(type(outcome), "finish"), message, outcome.status)
 
-        def told(answer: bool | BaseException) -> None:  # noqa: FBT001  it is handed through
+        def told(answer: Answer | BaseException) -> None:
             if isinstance(answer, BaseException):
                 call.unknown(error=repr(answer))
             else:
-                call.ok(held=answer)
+                call.ok(held=bool(answer))
             settled(answer)
 
         super().finish(message, outcome, told)
 
-    async def settle(self, message: Message, outcome: Outcome) -> bool:
+    async def settle(self, message: Message, outcome: Outcome) -> Answer:
         """Write down how a handling ended."""
         if not isinstance(outcome, Failed):
             return await super().settle(message, outcome)
         call = self._begin("retry", message, outcome.status)
         try:
-            is_held = await super().settle(message, outcome)
+            answer = await super().settle(message, outcome)
         except BaseException as error:
             call.unknown(error=repr(error))
             raise
-        call.ok(held=is_held)
-        return is_held
+        call.ok(held=bool(answer))
+        return answer
 
     async def release(self, messages: Iterable[Message]) -> set[int]:
         """Give up locks."""

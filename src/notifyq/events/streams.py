@@ -59,9 +59,9 @@ class BatchFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRetried(Event):
-    """An attempt at an event has failed, and another one follows."""
+    """An attempt at an event has failed, and another one follows; the log has a line about it."""
 
-    level: ClassVar[int] = logging.WARNING
+    level: ClassVar[int] = logging.DEBUG
     stream: str
     subscriber: str
     event_id: int

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from notifyq import sql
 from notifyq.relay.events import RelayMoved, RelayRefused
-from notifyq.tracebacks import clean, describe, report
+from notifyq.tracebacks import clean, describe, in_line, report
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from notifyq.events import Sink
     from notifyq.relay.flight import Endings, Flight
     from notifyq.relay.target import Sent
+
+
+log = logging.getLogger("notifyq.relay")
 
 
 class Ledger:
@@ -80,6 +84,12 @@ class Ledger:
     async def _retry(self, flight: Flight) -> None:
         errors = list(flight.failed.values())
         told = [report(error) for error in errors]
+        for index, error in zip(flight.failed, told, strict=True):
+            log.warning(
+                "queue %r: the transformation failed on message %d in attempt %d of %d: %s",
+                flight.source, flight.ids[index], flight.attempts(index), self._attempts,
+                in_line(f"{error.type}: {error.text}"),
+            )  # fmt: skip
         await self._source.persist(
             sql.RETRY_MANY,
             [flight.ids[index] for index in flight.failed],

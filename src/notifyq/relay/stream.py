@@ -29,6 +29,7 @@ from notifyq.relay.message import RelayMessage
 from notifyq.relay.stall import Stall
 from notifyq.relay.target import PASSING, reason_of
 from notifyq.relay.transformation import transform
+from notifyq.tracebacks import in_line
 
 if TYPE_CHECKING:
     import asyncpg
@@ -270,6 +271,11 @@ class StreamRelay:
         refused = 0
         for index, error in events.failed.items():
             reason = f"the transformation of the relay failed: {reason_of(error)}"
+            log.warning(
+                "%s: the transformation failed on event %d in attempt %d of %d: %s",
+                self.label, events.id(index), events.attempts(index), self._settings.attempts,
+                in_line(f"{type(error).__name__}: {reason_of(error)}"),
+            )  # fmt: skip
             if events.attempts(index) >= self._settings.attempts:
                 await self._source.persist(sql.FAIL_EVENT, batch, events.id(index), reason)
             else:
