@@ -19,8 +19,9 @@ begin
       errcode = 'NQ001',
       message = format('there is no queue %L', _queue.name),
       hint = format(
-        'create it with `notifyq queues create %s` or select messages.create_queue(%L)',
-        _queue.name, _queue.name
+        'create it with `notifyq queues create %s` or select messages.create_queue(%L), or where '
+        'it is to be a stream with `notifyq stream create %s` or select messages.create_stream(%L)',
+        _queue.name, _queue.name, _queue.name, _queue.name
       );
   end if;
   return v_queue;

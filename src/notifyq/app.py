@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
@@ -13,7 +14,12 @@ from notifyq.archive import Archive
 from notifyq.config import DatabaseSettings, WorkerSettings, given_dsns
 from notifyq.database import Database
 from notifyq.deadletters import DeadLetters
-from notifyq.errors import AccessDeniedError, ConfigurationError, SchemaError
+from notifyq.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    QueueNotFoundError,
+    SchemaError,
+)
 from notifyq.events import log_sink
 from notifyq.groups import Group
 from notifyq.publisher import Publisher
@@ -27,7 +33,7 @@ from notifyq.waiting import MessageInbox, QueueBells
 from notifyq.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
     from datetime import datetime, timedelta
     from types import UnionType
 
@@ -161,13 +167,16 @@ class App(Registrar):
 
         The id is an int that knows the way to the result: `await handle.result()`.
         """
-        return Handle(await self._publisher.publish(queue, payload, **options), self.results)
+        with self._hinting(queue):
+            number = await self._publisher.publish(queue, payload, **options)
+        return Handle(number, self.results)
 
     async def publish_many(
         self, queue: str, payloads: Iterable[Any], **options: Unpack[PublishManyOptions]
     ) -> list[Handle[Any]]:
         """Publish many; return their ids. The options are those of `Publisher.publish_many`."""
-        numbers = await self._publisher.publish_many(queue, payloads, **options)
+        with self._hinting(queue):
+            numbers = await self._publisher.publish_many(queue, payloads, **options)
         return [Handle(number, self.results) for number in numbers]
 
     async def publish_group(
@@ -211,14 +220,16 @@ class App(Registrar):
         """
         return await Handle(message_id, self.results, TypeAdapter(kind)).result(timeout)
 
-    def publish_stream(
+    async def publish_stream(
         self,
         queue: str,
         payloads: AsyncIterable[Any] | Iterable[Any],
         **options: Unpack[PublishStreamOptions],
     ) -> AsyncIterator[list[int]]:
         """Publish in batches; yield their ids. Options are those of `Publisher.publish_stream`."""
-        return self._publisher.publish_stream(queue, payloads, **options)
+        with self._hinting(queue):
+            async for numbers in self._publisher.publish_stream(queue, payloads, **options):
+                yield numbers
 
     def dead_letters(
         self,
@@ -231,9 +242,38 @@ class App(Registrar):
         """Follow messages as they die, from a position or an instant on; by default from now on."""
         return DeadLetters(self.database, queue=queue, seen=seen, since=since, sink=sink)
 
+    async def create(self) -> None:
+        """Create what the app declares and the database lacks: queues, streams and subscriptions.
+
+        For a program that only publishes; a worker does the same when it starts. What exists stays
+        as it is.
+        """
+        if self.registry.queues():
+            await self.create_queues()
+        if self.registry.subscribers():
+            await self.create_subscriptions()
+
+    @contextmanager
+    def _hinting(self, name: str) -> Iterator[None]:
+        """Have the error say what to do in Python where a queue or a stream is missing."""
+        try:
+            yield
+        except QueueNotFoundError as error:
+            if name in self.registry.queues() or self.registry.declares_stream(name):
+                error.hint = (
+                    "await app.create() creates the queues and streams that the app declares"
+                )
+            else:
+                error.hint = (
+                    f"await app.admin.create_queue({name!r}) creates it, "
+                    f"or where it is a stream await app.streams.create({name!r})"
+                )
+            raise
+
     async def create_queues(self, queues: Sequence[str] = ()) -> list[str]:
         """Create the queues of the handlers where they are missing; return those that were.
 
+        `create` does that, and creates streams and subscriptions too.
         Of one that has not the limits that its handler's `policy` says there is a warning.
         """
         return await self.admin.create_missing(self.registry.policies(queues))

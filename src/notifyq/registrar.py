@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from notifyq.crons import make_cron
+from notifyq.errors import ConfigurationError
 from notifyq.handlers import Publishing
 from notifyq.registry import Registry, make_handler
 from notifyq.subscribers import make_subscriber
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from notifyq.crons import CronOptions
-    from notifyq.handlers import Handler, Middleware, Register, RegisterBatch, RegisterCron
+    from notifyq.handlers import (
+        Handler,
+        MessageHandler,
+        Middleware,
+        Register,
+        RegisterBatch,
+        RegisterCron,
+    )
     from notifyq.registry import HandlerOptions
     from notifyq.subscribers import RegisterSubscriber, Subscriber, SubscriberOptions
 
@@ -43,15 +51,19 @@ class Registrar(Publishing):
     ) -> RegisterBatch: ...
     @overload
     def handler(self, queue: str = "default", **options: Unpack[HandlerOptions]) -> Register: ...
+    @overload
+    def handler(self, queue: F, /) -> MessageHandler[F]: ...
     def handler(
         self,
-        queue: str = "default",
+        queue: str | Callable[..., Any] = "default",
         *,
         batch: int | None = None,
         linger: timedelta | float | None = None,
         **options: Unpack[HandlerOptions],
-    ) -> Callable[[Any], Any]:
+    ) -> Any:
         """Register a function, async or sync, as the handler of a queue.
+
+        Without parentheses, `@app.handler`, it is that of the queue "default".
 
         It takes the payload, validated as the parameter's annotation says, and, where a parameter
         is annotated `notifyq.Message`, the message itself; one annotated with the type of a
@@ -72,10 +84,13 @@ class Registrar(Publishing):
         queue's. A worker creates the queue if there is none, with `policy` and what else the
         handler says; one that exists stays as it is.
         """
+        if callable(queue):
+            return self.handler()(queue)
+        name = queue
 
         def register(function: Callable[..., Any]) -> Handler[Any]:
             handler = make_handler(
-                queue,
+                name,
                 function,
                 resources=self.registry.resources,
                 publisher=self,
@@ -88,10 +103,18 @@ class Registrar(Publishing):
 
         return register
 
+    @overload
+    def subscriber(
+        self, stream: str, subscriber: str, *, batch: int, **options: Unpack[SubscriberOptions]
+    ) -> RegisterSubscriber: ...
+    @overload
+    def subscriber(
+        self, stream: str, subscriber: str, **options: Unpack[SubscriberOptions]
+    ) -> RegisterSubscriber: ...
     def subscriber(
         self,
-        stream: str,
-        subscriber: str,
+        stream: Any = None,
+        subscriber: Any = None,
         *,
         batch: int | None = None,
         **options: Unpack[SubscriberOptions],
@@ -114,6 +137,11 @@ class Registrar(Publishing):
         to `quantity`. A worker creates the stream, with `policy`, and the subscription at
         `position`, where they are missing.
         """
+        if stream is None or subscriber is None or callable(stream):
+            raise ConfigurationError(
+                "a subscriber needs the name of its stream and its own: "
+                '@app.subscriber("orders", "mailer")'
+            )
 
         def register(function: Callable[..., Any]) -> Subscriber[Any]:
             made = make_subscriber(
@@ -130,7 +158,7 @@ class Registrar(Publishing):
 
         return register
 
-    def cron(self, cron: str, **options: Unpack[CronOptions]) -> RegisterCron:
+    def cron(self, cron: str = "", **options: Unpack[CronOptions]) -> RegisterCron:
         """Run a function by the clock: a schedule publishes, the function handles.
 
         Its queue and the schedule are called `queue` and `name`, by default both as the function.
@@ -140,9 +168,17 @@ class Registrar(Publishing):
         A worker puts the schedule in place when it starts; redefined there, it is enabled or
         disabled as before. The schedule of a function that is gone stays: `schedules.remove`.
         """
+        if not cron or callable(cron):
+            raise ConfigurationError(
+                'a cron function needs to be told when to run: @app.cron("*/5 * * * *")'
+            )
         return make_cron(self.registry, self, cron, **options)
 
-    def resource(self, function: F) -> F:
+    @overload
+    def resource(self, function: F) -> F: ...
+    @overload
+    def resource(self) -> Callable[[F], F]: ...
+    def resource(self, function: Any = None) -> Any:
         """Register what handlers share: whoever is annotated with the type it gives, gets it.
 
         The function returns it, or yields it and closes it behind the `yield`; async or not, it
@@ -150,14 +186,22 @@ class Registrar(Publishing):
         of registration, and closes it in reverse after the last handler has ended. A resource may
         take others that are registered before it.
         """
+        if function is None:  # with parentheses
+            return self.resource
         self.registry.add_resource(function)
         return function
 
-    def middleware(self, function: M) -> M:
+    @overload
+    def middleware(self, function: M) -> M: ...
+    @overload
+    def middleware(self) -> Callable[[M], M]: ...
+    def middleware(self, function: Any = None) -> Any:
         """Run `await function(message, call)` around each handler; the first one is the outermost.
 
         `await call()` runs what is inside and returns its result; what the function returns or
         raises counts as the handler's own.
         """
+        if function is None:  # with parentheses
+            return self.middleware
         self.registry.add_middleware(function)
         return function

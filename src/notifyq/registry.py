@@ -153,6 +153,10 @@ class Registry:
     def __len__(self) -> int:
         return len(self._handlers)
 
+    def declares_stream(self, name: str) -> bool:
+        """Whether a subscriber reads this stream."""
+        return any(stream == name for stream, _ in self._subscribers)
+
     def queues(self) -> tuple[str, ...]:
         """The queues that have a handler, in the order of registration."""
         return tuple(self._handlers)

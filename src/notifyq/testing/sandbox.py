@@ -67,10 +67,7 @@ class Sandbox:
         async with self._stack:
             registry = self.app.registry
             subscribers = registry.subscribers()
-            if registry.queues():
-                await self.app.create_queues()
-            if subscribers:
-                await self.app.create_subscriptions()
+            await self.app.create()
             opened = registry.opened(registry.queues(), self._resources, subscribers=subscribers)
             self._handlers = await self._stack.enter_async_context(opened)
             self._stack = self._stack.pop_all()
