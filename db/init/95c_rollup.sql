@@ -28,6 +28,13 @@ begin
     v_text,
     '(?<![A-Za-z0-9<>])(~|[.][.]?|[A-Za-z]:)?([/\\][A-Za-z0-9_.@%+~-]+){2,}[/\\]?', '<path>', 'g'
   );
+  -- As a worker calls itself, by machine, process and chance; and what a cluster adds to a name.
+  v_text := regexp_replace(
+    v_text, '(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]+:[0-9]+:[0-9a-f]{6}(?![A-Za-z0-9])', '<worker>', 'g'
+  );
+  v_text := regexp_replace(
+    v_text, '-(?=[a-z]*[0-9])[0-9a-z]{6,10}-[0-9a-z]{5}(?![A-Za-z0-9-])', '-<pod>', 'g'
+  );
   v_text := regexp_replace(
     v_text, '(?<![A-Za-z0-9])[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![A-Za-z0-9])',
     '<uuid>', 'g'
@@ -35,7 +42,7 @@ begin
   v_text := regexp_replace(v_text, '(?<![A-Za-z0-9])0[xX][0-9a-fA-F]+', '<hex>', 'g');
   v_text := regexp_replace(
     v_text,
-    '(?<![A-Za-z0-9])(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9])[0-9a-fA-F]{8,}(?![A-Za-z0-9])',
+    '(?<![A-Za-z0-9])(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9])[0-9a-fA-F]{6,}(?![A-Za-z0-9])',
     '<hex>', 'g'
   );
   v_text := regexp_replace(
@@ -50,9 +57,9 @@ end;
 $$;
 comment on function messages.error_fingerprint(text) is
   'What an error has in common with others of its kind: the first line of its details, with texts '
-  'in quotes, addresses, paths, uuids, hexadecimal numbers, instants and other numbers replaced by '
-  '<text>, <url>, <path>, <uuid>, <hex>, <time> and <n>; at most 300 characters. (no details) for '
-  'null and for nothing.';
+  'in quotes, addresses, paths, names of workers, suffixes of pods, uuids, hexadecimal numbers, '
+  'instants and other numbers replaced by <text>, <url>, <path>, <worker>, <pod>, <uuid>, <hex>, '
+  '<time> and <n>; at most 300 characters. (no details) for null and for nothing.';
 
 create or replace function messages._merge_histograms(
   bins integer[],

@@ -93,20 +93,26 @@ class InvalidResultError(NotifyqError, ValueError):
     """What the handler returned is not of the type that was asked for."""
 
 
+_LONGEST = 300
+"""Characters of a reason in the text of an error."""
+
+
 class DeadMessageError(NotifyqError):
     """The message whose result was waited for has died: there is no result."""
 
     ending: typing.ClassVar[str] = "died"
 
     def __init__(self, *, message_id: int, queue: str, attempts: int, details: str | None) -> None:
-        super().__init__(
-            f"message {message_id} of queue {queue!r} {self.ending}: {details or 'no reason given'}"
-        )
+        # What comes behind the first line is where it was raised.
+        reason = " ".join((details or "").partition("\n")[0].split()) or "no reason given"
+        if len(reason) > _LONGEST:
+            reason = f"{reason[: _LONGEST - 1]}…"
+        super().__init__(f"message {message_id} of queue {queue!r} {self.ending}: {reason}")
         self.message_id = message_id
         self.queue = queue
         self.attempts = attempts
         self.details = details
-        """Why, as the archive has it."""
+        """Why, as the archive has it: the error, and the lines where it was raised."""
 
     def __reduce__(self) -> tuple[typing.Any, ...]:
         """Errors that take names cannot be pickled otherwise."""

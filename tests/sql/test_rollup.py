@@ -55,6 +55,12 @@ FINGERPRINTS = {
     "10.1.2.3 took 1,234.5 ms for [1, 2,3]": "<n> took <n> ms for [<n>]",
     "Überlauf:  \uff15 von 5": "Überlauf: \uff15 von <n>",
     "x" * 400: "x" * 300,
+    "lock of web-7f9c8b6d5-x2k9q:1:a1b2c3 expired": "lock of <worker> expired",
+    "lock of laptop.local:4711:123456 expired": "lock of <worker> expired",
+    "no answer from web-7f9c8b6d5-x2k9q": "no answer from web-<pod>",
+    "no answer from web-5d4c77f9b8-zz1ab:8080": "no answer from web-<pod>:<n>",
+    "session a1b2c3 and 9F8E7D6": "session <hex> and <hex>",
+    "at 10:15:123 well-known-names": "at <n> well-known-names",
 }
 
 

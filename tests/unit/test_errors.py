@@ -1,12 +1,13 @@
 """The public names, and the one tree of errors."""
 
 import inspect
+import pickle
 
 import asyncpg
 import pytest
 
 import notifyq
-from notifyq import errors
+from notifyq import MessageFailedError, errors
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 
@@ -41,3 +42,15 @@ def test_the_driver_raises_our_class_for_each_of_our_codes() -> None:
         assert type(raised) is kind
         assert isinstance(raised, kind)
         assert raised.hint == "hint"
+
+
+def test_the_text_of_a_dead_message_is_one_bounded_line() -> None:
+    details = f'ValueError: {"x" * 1000}\n  File "/srv/app.py", line 3, in handle\n    raise\n'
+    error = MessageFailedError(message_id=7, queue="q", attempts=1, details=details)
+    assert str(error).startswith("message 7 of queue 'q' failed: ValueError: xxx")
+    assert "\n" not in str(error)
+    assert len(str(error)) < 350
+    assert error.details == details
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    nothing = MessageFailedError(message_id=7, queue="q", attempts=1, details=None)
+    assert str(nothing) == "message 7 of queue 'q' failed: no reason given"

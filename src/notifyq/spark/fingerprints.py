@@ -20,6 +20,12 @@ _STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
             "<path>",
         ),
         (
+            ":",
+            r"(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]+:[0-9]+:[0-9a-f]{6}(?![A-Za-z0-9])",
+            "<worker>",
+        ),
+        ("-", r"-(?=[a-z]*[0-9])[0-9a-z]{6,10}-[0-9a-z]{5}(?![A-Za-z0-9-])", "-<pod>"),
+        (
             "-",
             r"(?<![A-Za-z0-9])[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![A-Za-z0-9])",
             "<uuid>",
@@ -27,7 +33,7 @@ _STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("0", r"(?<![A-Za-z0-9])0[xX][0-9a-fA-F]+", "<hex>"),
         (
             "",
-            r"(?<![A-Za-z0-9])(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9])[0-9a-fA-F]{8,}(?![A-Za-z0-9])",
+            r"(?<![A-Za-z0-9])(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9])[0-9a-fA-F]{6,}(?![A-Za-z0-9])",
             "<hex>",
         ),
         (
