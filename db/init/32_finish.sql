@@ -73,9 +73,12 @@ create or replace function messages._retry(
   error_types text[] default null,
   errors text[] default null,
   tracebacks text[] default null,
-  give_ups boolean[] default null
+  give_ups boolean[] default null,
+  out id bigint,
+  out max_attempts integer,
+  out delay interval
 )
-  returns table (id bigint, max_attempts integer, delay interval)
+  returns setof record
   language plpgsql
   set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
   set enable_seqscan = off
@@ -226,9 +229,12 @@ create or replace function messages.retry_many(
   error_types text[] default null,
   errors text[] default null,
   tracebacks text[] default null,
-  give_ups boolean[] default null
+  give_ups boolean[] default null,
+  out id bigint,
+  out max_attempts integer,
+  out delay interval
 )
-  returns table (id bigint, max_attempts integer, delay interval)
+  returns setof record
   language plpgsql
   security definer
   set search_path = pg_catalog, messages, pg_temp
