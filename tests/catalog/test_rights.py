@@ -63,6 +63,7 @@ WORK = [
     "select messages.finish(1, 1)",
     "select messages.finish_many(array[1], array[1], array['success']::messages.message_status[])",
     "select messages.retry(1, 1)",
+    "select messages.retry_many(array[1], array[1])",
     "select messages.release(1, 1)",
     "select messages.release_many(array[1], array[1])",
     "select messages.release_orphans('w', array[1])",

@@ -55,6 +55,7 @@ WORK = [
     "select messages.take('default')",
     "select messages.finish(1, 1)",
     "select messages.retry(1, 1)",
+    "select messages.retry_many(array[1], array[1])",
     "select messages.release_orphans('w', '{}')",
     "select messages.attend('default')",
     "select messages.maintain()",

@@ -111,6 +111,7 @@ async def test_guessed_tokens_settle_nothing(
             assert await worker.fetchval(f"select messages.{call}", message["id"], token) is False
     for call in (
         "finish_many($1, $2, array_fill('failed'::messages.message_status, array[5]))",
+        "retry_many($1, $2)",
         "release_many($1, $2)",
         "extend_many($1, $2)",
     ):
