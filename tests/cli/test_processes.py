@@ -237,7 +237,8 @@ async def test_workers_of_a_killed_supervisor_stop_by_themselves(
 def test_what_no_worker_can_start_with_is_said_once(
     notifyq: Notifyq, folder: Path, args: tuple[str, ...], why: str
 ) -> None:
-    assert why in notifyq.refused("worker", *args, "--processes", 3, folder=folder)
+    env = {"NOTIFYQ_RETRY_FOR": "0"}
+    assert why in notifyq.refused("worker", *args, "--processes", 3, folder=folder, env=env)
 
 
 def test_wrong_usage_is_said_once(notifyq: Notifyq, folder: Path) -> None:

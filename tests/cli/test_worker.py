@@ -99,7 +99,8 @@ async def test_option_beats_the_environment_and_both_the_app(database: str, fold
     with Running(nowhere, "worker", "elsewhere:app", "--dsn", database, cwd=folder) as worker:
         worker.hear("WorkerStarted")
         assert worker.stop(signal.SIGTERM).code == 0
-    with Running(database, "worker", "elsewhere:app", cwd=folder) as worker:
+    at_once = {"NOTIFYQ_RETRY_FOR": "0"}
+    with Running(database, "worker", "elsewhere:app", cwd=folder, env=at_once) as worker:
         assert worker.end().code == 1
 
 
