@@ -36,6 +36,12 @@ begin
   if coalesce(location, '') = '' then
     perform messages._invalid('a lake needs a location', 'give the path of its folder');
   end if;
+  if location ~* '^([a-z][a-z0-9+.-]+:([/\\]|$)|(abfss?|file|gs|hdfs|s3[an]?|wasbs?):)' then
+    perform messages._invalid(
+      format('%s is a URI', left(location, 200)),
+      'give the path of a folder in a mounted file system'
+    );
+  end if;
   insert into messages.lake as l (location, place)
   values (
     create_lake.location,
@@ -48,7 +54,8 @@ end;
 $$;
 comment on function messages.create_lake(text) is
   'Begin a lake in the folder location, which `notifyq spark export` does. From now on no day of '
-  'the archive is dropped before it was exported there. Raises NQ003 for an empty location.';
+  'the archive is dropped before it was exported there. Raises NQ003 for an empty location and '
+  'for a URI such as s3://bucket.';
 
 create or replace function messages.forget_lake(id bigint)
   returns boolean

@@ -34,7 +34,7 @@ def grow(dsn: str, folder: Path, condition: str = "true") -> int:
     for day in pc.unique(rows["day"]).to_pylist():
         of_day = rows.filter(pc.equal(rows["day"], day))
         for queue in pc.unique(of_day["queue"]).to_pylist():
-            writer = FileWriter(lake.root, ARCHIVE, ARCHIVE_SCHEMA, day=day, queue=queue)
+            writer = FileWriter(lake.home, ARCHIVE, ARCHIVE_SCHEMA, day=day, queue=queue)
             writer.write(of_day.filter(pc.equal(of_day["queue"], queue)))
             files.append(writer.close())
     with connect(dsn) as session:

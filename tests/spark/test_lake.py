@@ -27,7 +27,7 @@ DAY = date(2026, 3, 1)
 def written(lake: Lake, ids: list[int], queue: str = "billing", **columns: object) -> WrittenFile:
     rows = [{"id": id_, "archived_at": datetime(2026, 3, 1, tzinfo=UTC)} for id_ in ids]
     schema = pa.schema([field for field in ARCHIVE_SCHEMA if field.name not in columns])
-    with FileWriter(lake.root, "archive", schema, day=DAY, queue=queue) as file:
+    with FileWriter(lake.home, "archive", schema, day=DAY, queue=queue) as file:
         file.write(pa.Table.from_pylist(rows, schema=schema))
         return file.close()
 

@@ -58,7 +58,7 @@ def test_files_of_no_batch_go_when_they_are_old(database: str, tmp_path: Path) -
     export(database, folder)
     paths = []
     for _ in range(2):
-        with FileWriter(folder, "archive", ARCHIVE_SCHEMA) as file:
+        with FileWriter(Lake(database, folder).home, "archive", ARCHIVE_SCHEMA) as file:
             paths.append(folder / file.close().path)
     old = time.time() - timedelta(hours=25).total_seconds()
     os.utime(paths[0], (old, old))

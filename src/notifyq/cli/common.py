@@ -19,6 +19,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -40,6 +41,7 @@ from notifyq.embedded import development
 from notifyq.errors import ConfigurationError
 from notifyq.event import Event
 from notifyq.model import ArchivedMessage, Message
+from notifyq.paths import local_path
 from notifyq.payload import check_json
 
 log = logging.getLogger("notifyq")
@@ -167,6 +169,14 @@ def duration(text: str) -> timedelta:
     if read > LONGEST:
         raise typer.BadParameter(f"{text!r} is longer than {LONGEST.days}d")
     return read
+
+
+def path(text: str) -> Path:
+    """Read the path of a file or folder; it is absolute from here on, and no URI."""
+    try:
+        return local_path(text)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def instant(text: str) -> datetime:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from notifyq.cli.common import DsnOption, instant, open_database, out, run
+from notifyq.paths import local_path
 
 if TYPE_CHECKING:
     from notifyq.report import Report
@@ -52,6 +53,7 @@ def report(
     kind = out_.suffix.lower()
     if kind not in {".html", ".png"}:
         raise typer.BadParameter(f"--out {str(out_)!r} is neither .html nor .png")
+    local_path(out_)  # no URI
     # Late, as charts need more packages, and these take their time.
     from notifyq.report import gather, page, picture
 

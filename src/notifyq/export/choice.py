@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notifyq.errors import ConfigurationError
+from notifyq.paths import local_path
 
 if TYPE_CHECKING:
     from datetime import date, datetime
@@ -42,6 +43,10 @@ class ExportChoice:
     since: datetime | None = None
     until: datetime | None = None
     force: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a URI, which would become a local folder."""
+        local_path(self.path)
 
     def kind(self) -> tuple[Format, str | None]:
         """Format and compression: as they are given, else by the name."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from socket import gethostname
 from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
 from notifyq.errors import ConfigurationError
+from notifyq.paths import local_path
 from notifyq.spark import jsontext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     Encode = Callable[[Sequence[str] | None], str]
 
@@ -36,6 +39,8 @@ class Chunk:
     kind: str
     first: int = 0
     last: int = 0
+    size: int = 0
+    """Bytes of the whole file, where the chunks were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +70,17 @@ def chunks(files: Sequence[str | Path], kind: str | None = None) -> list[Chunk]:
     """Split files into what tasks read; the kind of each is told by its name if it is not given."""
     found: list[Chunk] = []
     for file in files:
-        path = Path(file)
+        path = local_path(file)
         if not path.is_file():
             raise ConfigurationError(f"{path} is no file that can be read")
-        found += _split(path, kind or _kind(path))
+        size = path.stat().st_size
+        found += [replace(chunk, size=size) for chunk in _split(path, kind or _kind(path))]
     return found
 
 
 def read(chunk: Chunk) -> Iterator[Row | BadRow]:
-    """Give the rows of a chunk in their order."""
+    """Give the rows of a chunk in their order; refuse a file that is another one here."""
+    _check(chunk)
     match chunk.kind:
         case "parquet":
             return _parquet(chunk)
@@ -81,6 +88,21 @@ def read(chunk: Chunk) -> Iterator[Row | BadRow]:
             return _csv(chunk)
         case _:
             return _json_lines(chunk)
+
+
+def _check(chunk: Chunk) -> None:
+    try:
+        size = os.stat(chunk.path).st_size  # noqa: PTH116 - a path of a task is text
+    except OSError as error:
+        raise ConfigurationError(
+            f"{chunk.path} cannot be read on {gethostname()}: {error.strerror}; every executor "
+            "must have the files of a load at the same path"
+        ) from None
+    if size != chunk.size:
+        raise ConfigurationError(
+            f"{chunk.path} has {size} bytes on {gethostname()} and had {chunk.size} where the load "
+            "began: every executor must have the same file, and it must not change meanwhile"
+        )
 
 
 def _kind(path: Path) -> str:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from datetime import date
 
+    from notifyq.spark.mark import Root
+
 _FEW = 50_000
 """Rows of a day that are looked up by their index; of more, whole blocks of its table are read."""
 _LEAST_BLOCKS, _MOST_BLOCKS = 2_048, 131_072
@@ -61,7 +63,7 @@ class ExportTask:
     """What one task reads and writes: some days, or some blocks of one."""
 
     dsn: str = field(repr=False)
-    root: str
+    home: Root
     snapshot: str
     by_block: bool
     queries: tuple[tuple[date, str], ...]
@@ -100,7 +102,7 @@ def export(
             row = session.execute(statements.HERE).fetchone()
             place, high, snapshot = row or ("", "", "")
             parts = session.execute(statements.ARCHIVE_PARTS, (low, high, _FEW)).fetchall()
-        tasks = list(_tasks(parts, low, high, used.slots, dsn, str(target.root), snapshot))
+        tasks = list(_tasks(parts, low, high, used.slots, dsn, target.home, snapshot))
         try:
             for files in used.run(tasks, write_task, on_done=count):
                 written.extend(files)
@@ -127,7 +129,7 @@ def _tasks(
     high: str,
     slots: int,
     dsn: str,
-    root: str,
+    home: Root,
     snapshot: str,
 ) -> Iterator[ExportTask]:
     """Share the parts out: large days are split, small ones put together, the largest go first."""
@@ -147,7 +149,7 @@ def _tasks(
     for by_block, sized, most in ((True, pieces, share), (False, few, _FEW)):
         for queries in together(sized, most):
             yield ExportTask(
-                dsn=dsn, root=root, snapshot=snapshot, by_block=by_block, queries=tuple(queries)
+                dsn=dsn, home=home, snapshot=snapshot, by_block=by_block, queries=tuple(queries)
             )
 
 
@@ -162,7 +164,7 @@ def write_task(task: ExportTask) -> list[WrittenFile]:
     with (
         translated(),
         arrow_transaction(task.dsn, name="notifyq export") as run,
-        _Files(task.root) as files,
+        _Files(task.home) as files,
     ):
         for statement in statements.under(task.snapshot, by_block=task.by_block):
             run(statement)
@@ -180,8 +182,8 @@ def write_task(task: ExportTask) -> list[WrittenFile]:
 class _Files:
     """The files of one attempt, one for each day and queue; few of them are open at a time."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, home: Root) -> None:
+        self._home = home
         self._open: dict[tuple[date, str], FileWriter] = {}
         self._written: list[WrittenFile] = []
 
@@ -210,7 +212,7 @@ class _Files:
             if len(self._open) >= _OPEN:
                 oldest = next(iter(self._open))
                 self._written.append(self._open.pop(oldest).close())
-            file = FileWriter(self._root, ARCHIVE, ARCHIVE_SCHEMA, day=day, queue=queue)
+            file = FileWriter(self._home, ARCHIVE, ARCHIVE_SCHEMA, day=day, queue=queue)
         self._open[key] = file  # the last one now
         return file
 
@@ -228,4 +230,4 @@ class _Files:
         for file in self._open.values():
             file.abandon()
         if kind is not None:
-            remove(Path(self._root), self._written)
+            remove(Path(self._home.path), self._written)

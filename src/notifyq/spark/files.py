@@ -7,7 +7,6 @@ import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -17,6 +16,9 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import date, datetime
+    from pathlib import Path
+
+    from notifyq.spark.mark import Root
 
 _LONGEST = 200
 """Characters of the name of a folder; file systems take 255, and a file's name may follow."""
@@ -71,7 +73,7 @@ class FileWriter:
 
     def __init__(
         self,
-        root: str | Path,
+        home: Root,
         dataset: str,
         schema: pa.Schema,
         *,
@@ -80,11 +82,11 @@ class FileWriter:
         id_column: str | None = "id",
         time_column: str | None = "archived_at",
     ) -> None:
-        self._root = Path(root)
+        # A task that does not see the lake would make a folder of its own.
+        self._root = home.check()
         self._day, self._queue = day, queue
         folder = folder_of(dataset, day, queue)
         self._path = f"{folder}/part-{secrets.token_hex(16)}.parquet"
-        # Never more than what is missing: a lake that is gone is not made anew by a task.
         (self._root / folder).mkdir(parents=True, exist_ok=True)
         self._schema = schema
         names = set(schema.names)

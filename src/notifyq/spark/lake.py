@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
@@ -20,20 +20,20 @@ import pyarrow.parquet as pq
 from psycopg.rows import class_row, namedtuple_row
 
 from notifyq.errors import LakeError
-from notifyq.spark import statements
+from notifyq.paths import local_path
+from notifyq.spark import mark, statements
 from notifyq.spark.connection import connect
 from notifyq.spark.failures import translated
 from notifyq.spark.files import WrittenFile, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from psycopg import Connection
 
 ARCHIVE = "archive"
 """The table of the lake that the archive is exported into."""
-FORMAT = 1
-_MARK = "_notifyq.json"
 _TIME = pa.timestamp("us", "UTC")
 
 ARCHIVE_SCHEMA = pa.schema(
@@ -74,19 +74,25 @@ class LakeFile(WrittenFile):
     batch: int
 
 
+def folder(location: str | Path) -> Path:
+    """Return the folder of a lake; raise ConfigurationError for a URI such as `s3://bucket`."""
+    return local_path(location).resolve()
+
+
 class Lake:
     """A lake that is there. Every call is a session of its own, so that it can be kept for long."""
 
     def __init__(self, dsn: str, location: str | Path) -> None:
         self._dsn = dsn
-        self.root = Path(location).resolve()
-        token = _read_mark(self.root)
+        self.root = folder(location)
+        token = mark.read(self.root)
         if token is None:
             raise LakeError(f"{self.root} is no lake: `notifyq spark export` makes one")
         for lake in _known(dsn):
             if str(lake.token) == token:
                 self.id: int = lake.id
                 self.token = token
+                self.home = mark.Root(str(self.root), token)
                 return
         raise LakeError(
             f"{self.root} is the lake of another database, or of this one before it was forgotten"
@@ -95,8 +101,8 @@ class Lake:
     @classmethod
     def create(cls, dsn: str, location: str | Path) -> Self:
         """Open the lake of a folder; make one of a folder that is empty or missing."""
-        root = Path(location).resolve()
-        if _read_mark(root) is None:
+        root = folder(location)
+        if mark.read(root) is None:
             _begin(dsn, root)
         return cls(dsn, root)
 
@@ -151,6 +157,8 @@ class Lake:
         if files:
             frame = (
                 spark.read.schema(schema)
+                # A file that an executor does not see is an error, whatever the session says.
+                .options(ignoreMissingFiles="false", ignoreCorruptFiles="false")
                 .option("basePath", f"file://{self.root / dataset}")
                 .parquet(*(f"file://{self.root / file.path}" for file in files))
             )
@@ -171,12 +179,31 @@ class Lake:
         """Make files part of the lake in the transaction of the session, see commit_lake().
 
         Return the number of the batch; None if one of this key was there, so that nothing is done.
+        Raises LakeError unless this machine sees each file as its writer wrote it.
         """
+        self.home.check()
+        for file in files:
+            self._check(file)
         entries = json.dumps([asdict(file) for file in files], default=str)
         values = (self.id, dataset, entries, key, list(removed), place)
         with translated():
             row = session.execute(statements.COMMIT_LAKE, values).fetchone()
         return None if row is None else row[0]
+
+    def _check(self, file: WrittenFile) -> None:
+        path = self.root / file.path
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise LakeError(
+                f"{path} was written by a task and cannot be read here, on {gethostname()}: "
+                f"{error.strerror}; nothing was committed: {mark.SHARED}"
+            ) from None
+        if size != file.bytes:
+            raise LakeError(
+                f"{path} has {size} bytes here, on {gethostname()}, and {file.bytes} were written "
+                f"by a task; nothing was committed: {mark.SHARED}"
+            )
 
     @contextmanager
     def held(self, session: Connection[Any]) -> Iterator[tuple[str, str]]:
@@ -210,29 +237,22 @@ def _known(dsn: str) -> list[Any]:
         return cursor.execute(statements.LAKES).fetchall()
 
 
-def _read_mark(root: Path) -> str | None:
-    """What the folder says of itself; None if it says nothing."""
-    try:
-        mark = json.loads((root / _MARK).read_bytes())
-        form, token = mark["format"], mark["lake"]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, TypeError, KeyError):
-        raise LakeError(f"{root / _MARK} is damaged: restore it from a backup") from None
-    if form != FORMAT:
-        raise LakeError(f"{root} is a lake of format {form}, which a later notifyq can read")
-    return str(token)
-
-
 def _begin(dsn: str, root: Path) -> None:
     if root.exists() and any(root.iterdir()):
         raise LakeError(f"{root} is not empty, and no lake: give a folder of its own")
+    known = [it for it in _known(dsn) if it.location == str(root)]
+    for lake in known:
+        if lake.files:
+            raise LakeError(
+                f"{root} has no file {mark.NAME}, and lake {lake.id} with {lake.files} files was "
+                f"there: mount or restore it; select messages.forget_lake({lake.id}) gives it up, "
+                "and the next export begins another"
+            )
     # One that was begun, and whose folder was never marked, goes on here.
-    tokens = [it.token for it in _known(dsn) if it.location == str(root) and not it.files]
+    tokens = [it.token for it in known]
     if not tokens:
         with translated(), connect(dsn) as session:
             row = session.execute(statements.CREATE_LAKE, (str(root),)).fetchone()
         tokens = [] if row is None else [row[1]]
     root.mkdir(parents=True, exist_ok=True)
-    mark = {"format": FORMAT, "lake": str(tokens[-1])}
-    write_whole(root / _MARK, json.dumps(mark).encode() + b"\n")
+    write_whole(root / mark.NAME, mark.content(str(tokens[-1])))

@@ -22,6 +22,7 @@ from notifyq.errors import (
     QueueFullError,
     StagedRowsLostError,
 )
+from notifyq.paths import local_path
 from notifyq.spark import staging
 from notifyq.spark.datasets import BadRow, Chunk, chunks, read
 from notifyq.spark.engine import LocalEngine
@@ -133,6 +134,7 @@ def load(
     """
     since = time.monotonic()
     most = most_rejects if rejects is not None else 0
+    told = None if rejects is None else local_path(rejects)
     tasks = chunks(files, format)
     staging.check_targets(dsn, [] if mapping.queue is None else [mapping.queue])
     report = None if dry_run else staging.begin(dsn, name)
@@ -151,9 +153,9 @@ def load(
         staging.check_targets(dsn, sorted(queues))
         return LoadSummary(
             name=name, is_new=False, published=0, merged=0, rejected=len(bad), queues=dict(queues),
-            rejects=_write(rejects, bad), seconds=time.monotonic() - since,
+            rejects=_write(told, bad), seconds=time.monotonic() - since,
         )  # fmt: skip
-    written = _write(rejects, bad)
+    written = _write(told, bad)
     staged = [one.staged for one in done if one.staged is not None]
     try:
         report = staging.commit(dsn, name, staged)
@@ -166,7 +168,7 @@ def load(
         bad += more
         _check_number(len(bad), most, bad)
         # Before the commit: killed in between, it is done again, and gives the same file.
-        written = _write(rejects, bad)
+        written = _write(told, bad)
         taken = Counter(one["attempt"] for one in more)
         for one in more:
             queues[one["queue"]] -= 1
@@ -211,11 +213,11 @@ def _check_number(number: int, most: int, bad: Sequence[dict[str, Any]]) -> None
     )
 
 
-def _write(path: str | Path | None, bad: Sequence[dict[str, Any]]) -> str | None:
+def _write(whole: Path | None, bad: Sequence[dict[str, Any]]) -> str | None:
     """Write the rejects as a whole, so that no half of them is ever seen."""
-    if path is None or not bad:
+    if whole is None or not bad:
         return None
-    whole, part = Path(path), Path(f"{path}.part")
+    part = Path(f"{whole}.part")
     try:
         with part.open("w", encoding="utf-8") as file:
             for one in bad:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from notifyq.spark.engine import Engine
     from notifyq.spark.lake import LakeFile
+    from notifyq.spark.mark import Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,20 +106,23 @@ def replay(
         raise ConfigurationError(f"a rate is larger than zero, not {rate}")
     if dry_run:
         found = (
-            lake_counts(dsn, lake, wanted) if lake else counts(dsn, name, wanted, redrive=redrive)
+            counts(dsn, name, wanted, redrive=redrive)
+            if lake is None
+            else lake_counts(dsn, lake, wanted)
         )
         return ReplaySummary(
             name=name, published=0, known=0, total=0, due_at=None, counts=tuple(found),
             seconds=time.monotonic() - since,
         )  # fmt: skip
+    source = None if lake is None else Lake(dsn, lake)
     with translated(), connect(dsn) as session:
         row = session.execute(statements.IS_STREAM, (to,)).fetchone()
         session.execute(statements.BEGIN_REPLAY, (name, to))
     plan = _Plan(dsn, name, to, bool(row and row[0]), wanted, rate, redrive)
-    if lake is None:
+    if source is None:
         steps = list(_from_archive(plan, on_progress))
     else:
-        steps = _from_lake(plan, Lake(dsn, lake), engine, on_progress)
+        steps = _from_lake(plan, source, engine, on_progress)
     due = [step.due_at for step in steps if step.due_at is not None]
     return ReplaySummary(
         name=name,
@@ -163,7 +167,7 @@ def _from_lake(
     # One after the other where the rate is kept by waiting.
     paced = plan.is_stream and plan.rate is not None
     runner = LocalEngine(1) if paced else engine or LocalEngine()
-    tasks = [(str(lake.root), [file]) for file in found]
+    tasks = [(lake.home, [file]) for file in found]
 
     def tell(steps: list[_Step]) -> None:
         if on_progress is not None:
@@ -179,9 +183,10 @@ class _LakeWork:
 
     plan: _Plan
 
-    def __call__(self, task: tuple[str, list[LakeFile]]) -> list[_Step]:
-        root, chosen_files = task
+    def __call__(self, task: tuple[Root, list[LakeFile]]) -> list[_Step]:
+        home, chosen_files = task
         plan = self.plan
+        root = home.check()
         steps: list[_Step] = []
         since = time.monotonic()
         for batch in _rows(Lake(plan.dsn, root), chosen_files, plan):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from notifyq.spark.engine import Engine
     from notifyq.spark.files import WrittenFile
+    from notifyq.spark.mark import Root
 
 ROLLUP = "rollup"
 """The table of the lake that has the counts, as messages.rollup has them."""
@@ -86,7 +87,7 @@ class RollupResult:
 class _Part:
     """Files that one task counts."""
 
-    root: str
+    home: Root
     files: tuple[tuple[str, str | None, int], ...]
     """Of each its path, its queue, and how many rows it has."""
 
@@ -126,7 +127,7 @@ def rollup(
                 if on_progress is not None:
                     on_progress(before, total)
 
-            parts = _parts(lake.root, files, engine.slots)
+            parts = _parts(lake.home, files, engine.slots)
             found = merge(it for it in engine.run(parts, _count, on_done=tell) if it is not None)
             upto = chosen[-1].id
             groups = _commit(session, lake, found, after, upto)
@@ -172,7 +173,7 @@ def _files(session: Connection[Any], batches: Sequence[Any]) -> list[Any]:
         return cursor.execute(statements.ROLLUP_FILES, (grown,)).fetchall()
 
 
-def _parts(root: Path, files: Sequence[Any], slots: int) -> list[_Part]:
+def _parts(home: Root, files: Sequence[Any], slots: int) -> list[_Part]:
     """Files in parts of about the same size, the largest first."""
     count_ = min(len(files), max(slots * 2, sum(it.rows for it in files) // (4 * _ROWS)))
     parts: list[list[tuple[str, str | None, int]]] = [[] for _ in range(count_)]
@@ -181,14 +182,15 @@ def _parts(root: Path, files: Sequence[Any], slots: int) -> list[_Part]:
         place = sizes.index(min(sizes))
         parts[place].append((file.path, file.queue, file.rows))
         sizes[place] += max(1, file.rows)
-    return [_Part(str(root), tuple(part)) for part in parts]
+    return [_Part(home, tuple(part)) for part in parts]
 
 
 def _count(part: _Part) -> Counts | None:
     """Count the messages of some files: the task of both engines."""
+    root = part.home.check()
     return merge(
         count(table) for path, queue, rows in part.files
-        for table in _tables(Path(part.root) / path, queue, rows)
+        for table in _tables(root / path, queue, rows)
     )  # fmt: skip
 
 
@@ -258,7 +260,7 @@ def _publish(session: Connection[Any], lake: Lake, days: Iterable[date]) -> None
             rows = cursor.execute(statements.ROLLUP_DAY, (lake.id, day, day)).fetchall()
         try:
             with FileWriter(
-                lake.root, ROLLUP, _SCHEMA, day=day, id_column=None, time_column="bucket_at"
+                lake.home, ROLLUP, _SCHEMA, day=day, id_column=None, time_column="bucket_at"
             ) as writer:
                 writer.write(pa.Table.from_pylist(rows, _SCHEMA))
                 files.append(writer.close())

@@ -6,19 +6,22 @@ import json
 from contextlib import closing
 from dataclasses import asdict
 from datetime import date, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import ConfigurationError, StreamNotFoundError
+from notifyq.paths import is_uri, local_path
 from notifyq.spark import statements
 from notifyq.spark.connection import connect
 from notifyq.spark.failures import translated
 from notifyq.spark.files import FileWriter, WrittenFile
-from notifyq.spark.lake import ARCHIVE, Lake
+from notifyq.spark.lake import ARCHIVE, Lake, folder
 from notifyq.spark.session import register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from notifyq.spark.mark import Root
 
 _QUERY = "sql.streaming.queryId"
 """The local property by which Spark names the query of a micro-batch; its checkpoint keeps it."""
@@ -48,9 +51,10 @@ def stream_to_lake(
     name = table or table_of(stream)
     if name == ARCHIVE:
         raise ConfigurationError("the table archive is that of `notifyq spark export`")
+    root = folder(location)
+    progress = _checkpoint(root / "_checkpoints" / name if checkpoint is None else checkpoint)
     _check_stream(dsn, stream)
-    lake = Lake.create(dsn, location)
-    folder = Path(checkpoint) if checkpoint is not None else lake.root / "_checkpoints" / name
+    lake = Lake.create(dsn, root)
     register(spark)
     events = (
         spark.readStream.format("notifyq")
@@ -61,11 +65,16 @@ def stream_to_lake(
     )
     writer = (
         events.writeStream.queryName(f"notifyq {name}")
-        .option("checkpointLocation", folder.as_uri() if folder.is_absolute() else str(folder))
+        .option("checkpointLocation", progress)
         .foreachBatch(_carrying(dsn, lake, name, on_batch))
     )
     started = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=every)
     return started.start()
+
+
+def _checkpoint(given: str | Path) -> str:
+    """Return what Spark calls a folder; any file system of its will do."""
+    return str(given) if is_uri(str(given)) else local_path(given).as_uri()
 
 
 def _check_stream(dsn: str, stream: str) -> None:
@@ -84,7 +93,7 @@ def table_of(stream: str) -> str:
 def _carrying(
     dsn: str, lake: Lake, table: str, on_batch: Callable[[int, int], None] | None
 ) -> Callable[[Any, int], None]:
-    root = str(lake.root)
+    home = lake.home
 
     def carry(batch: Any, number: int) -> None:
         query = batch.sparkSession.sparkContext.getLocalProperty(_QUERY)
@@ -92,7 +101,7 @@ def _carrying(
             raise ConfigurationError("Spark names no query: foreachBatch runs in a query only")
 
         def write(found: Iterator[Any]) -> Iterator[Any]:
-            yield from write_days(root, table, found)
+            yield from write_days(home, table, found)
 
         told = [row.file for row in batch.mapInArrow(write, "file string").collect()]
         files = [_file(json.loads(text)) for text in told]
@@ -108,7 +117,7 @@ def _carrying(
     return carry
 
 
-def write_days(root: str, table: str, batches: Iterator[Any]) -> Iterator[Any]:
+def write_days(home: Root, table: str, batches: Iterator[Any]) -> Iterator[Any]:
     """Write Arrow batches into a file for each day; give a batch that tells of the files."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -120,7 +129,7 @@ def write_days(root: str, table: str, batches: Iterator[Any]) -> Iterator[Any]:
             for day in pc.unique(days).to_pylist():
                 if day not in writers:
                     writers[day] = FileWriter(
-                        root, table, batch.schema.remove_metadata(), day=day, time_column=_DAY
+                        home, table, batch.schema.remove_metadata(), day=day, time_column=_DAY
                     )
                 writers[day].write(batch.filter(pc.equal(days, pa.scalar(day, pa.date32()))))
         files = [json.dumps(asdict(writer.close()), default=str) for writer in writers.values()]

@@ -84,7 +84,7 @@ def _together(lake: Lake, group: list[LakeFile]) -> WrittenFile:
         columns=ARCHIVE_SCHEMA.names, batch_size=_ROWS, use_threads=False
     )
     first = group[0]
-    with FileWriter(lake.root, ARCHIVE, ARCHIVE_SCHEMA, day=first.day, queue=first.queue) as file:
+    with FileWriter(lake.home, ARCHIVE, ARCHIVE_SCHEMA, day=first.day, queue=first.queue) as file:
         for batch in batches.to_batches():
             file.write(batch)
         if file.rows != rows:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from notifyq.cli.common import path
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ class EngineName(enum.StrEnum):
 
 
 LakeOption = Annotated[
-    Path, typer.Option("--lake", metavar="DIR", help="Folder of the lake.", show_default=False)
+    Path,
+    typer.Option(
+        "--lake", parser=path, metavar="DIR", help="Folder of the lake.", show_default=False
+    ),
 ]
 EngineOption = Annotated[
     EngineName, typer.Option("--engine", help="Threads of this process, or a session of Spark.")

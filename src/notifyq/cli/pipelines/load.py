@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from notifyq.cli.common import DsnOption, JsonOption, err, out, print_json, printable, resolve_dsn
+from notifyq.cli.common import (
+    DsnOption,
+    JsonOption,
+    err,
+    out,
+    path,
+    print_json,
+    printable,
+    resolve_dsn,
+)
 from notifyq.cli.pipelines.common import EngineName, EngineOption, make_engine, needs_extra
 from notifyq.cli.progress import Progress
 
@@ -24,7 +33,12 @@ class Format(enum.StrEnum):
 
 def load(
     name: Annotated[str, typer.Argument(help="Its name: what has one is published once.")],
-    files: Annotated[list[Path], typer.Argument(help="Parquet, CSV or JSON lines, also as .gz.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            parser=path, metavar="FILES...", help="Parquet, CSV or JSON lines, also as .gz."
+        ),
+    ],
     queue: Annotated[
         str | None,
         typer.Option("--queue", "-q", help="Queue or stream for all rows; else map a column."),
@@ -47,7 +61,11 @@ def load(
     ] = None,
     rejects: Annotated[
         Path | None,
-        typer.Option(help="File for rows that cannot be published; else the first ends it."),
+        typer.Option(
+            parser=path,
+            metavar="FILE",
+            help="File for rows that cannot be published; else the first ends it.",
+        ),
     ] = None,
     most_rejects: Annotated[
         int, typer.Option("--most-rejects", min=1, help="More of them end it.")

@@ -14,6 +14,7 @@ from notifyq.cli.common import (
     JsonOption,
     instant,
     out,
+    path,
     print_json,
     print_rows,
     printable,
@@ -27,7 +28,10 @@ from notifyq.cli.progress import Progress
 def replay(
     name: Annotated[str, typer.Argument(help="Its name: it publishes each message once.")],
     lake: Annotated[
-        Path | None, typer.Option(help="Folder of a lake; else the archive of the database.")
+        Path | None,
+        typer.Option(
+            parser=path, metavar="DIR", help="Folder of a lake; else the archive of the database."
+        ),
     ] = None,
     dead: Annotated[
         bool,

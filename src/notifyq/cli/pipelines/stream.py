@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from notifyq.cli.common import DsnOption, JsonOption, err, out, print_json, resolve_dsn
-from notifyq.cli.pipelines.common import needs_extra
+from notifyq.cli.pipelines.common import LakeOption, needs_extra
 
 
 def stream(
     name: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to carry.")],
-    lake: Annotated[Path, typer.Option("--lake", metavar="DIR", help="Folder of the lake.")],
+    lake: LakeOption,
     table: Annotated[
         str | None, typer.Option(metavar="NAME", help="Table of the lake; else events_STREAM.")
     ] = None,
