@@ -14,6 +14,7 @@ import pyarrow as pa
 from psycopg import conninfo
 
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
+from notifyq.spark import machines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,8 +33,9 @@ def connect(dsn: str, *, name: str = "notifyq spark") -> Connection[tuple[Any, .
     Each statement is a transaction unless `transaction()` says otherwise. Raises
     DatabaseUnavailableError, whose text holds no password.
     """
+    completed = _complete(dsn, name)
     try:
-        return psycopg.connect(_complete(dsn, name), autocommit=True)
+        return psycopg.connect(completed, autocommit=True)
     except psycopg.OperationalError as error:
         raise DatabaseUnavailableError(f"no connection: {_first_line(error)}") from None
 
@@ -94,6 +96,7 @@ def _complete(dsn: str, name: str) -> str:
             "the DSN cannot be read: write it as postgresql://user:password@host/database, with "
             "%xx for special characters of the password"
         ) from None
+    machines.check(given)
     return conninfo.make_conninfo(**{"connect_timeout": "10", **given, "application_name": name})
 
 

@@ -14,6 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from notifyq.errors import ConfigurationError
+from notifyq.spark import machines
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -53,6 +56,10 @@ def session(
     Settings of spark-submit win over those given here, and `conf` over those of notifyq. A session
     that is there already is given as it is, also to a thread that did not start it. `is_short`:
     starts sooner and works slower, for tests and small runs.
+
+    `master`: executors of another machine get the address of this one that the master reaches, and
+    run the interpreter of this process at the same path, or PYSPARK_PYTHON. Raises
+    ConfigurationError if `conf` gives them a loopback address.
     """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -65,14 +72,20 @@ def session(
         # what makes it so.
         started.createDataFrame([], "nothing int")
         return started
+    given = dict(conf or {})
+    used = given.get("spark.master") or master or f"local[{os.cpu_count() or 1},4]"
+    is_remote = machines.is_remote(used)
+    if is_remote:
+        _check_address(used, given.get("spark.driver.host"))
     builder = SparkSession.builder.appName(name)
-    for key, value in {**_wanted(master, is_short=is_short), **(conf or {})}.items():
+    for key, value in {**_wanted(used, is_short=is_short), **given}.items():
         if key not in _submitted():
             builder = builder.config(key, value)
     # Read once by the JVM and once by the session; programs that this process starts need it not.
     is_ours = _GATEWAY not in os.environ and _PYTHON not in os.environ
     if is_ours:
-        os.environ[_PYTHON] = _python()
+        # What is in a temporary folder of this machine is on no other one.
+        os.environ[_PYTHON] = sys.executable if is_remote else _python()
     try:
         return builder.getOrCreate()
     finally:
@@ -93,8 +106,20 @@ def register(spark: Any) -> None:
         spark.dataSource.register(DefaultSource)
 
 
-def _wanted(master: str | None, *, is_short: bool) -> dict[str, str]:
+def _check_address(master: str, host: str | None) -> None:
+    reached = machines.address_for(master)
+    if host is None or reached is None or machines.is_loopback(reached):
+        return
+    if machines.is_loopback(host):
+        raise ConfigurationError(
+            f"executors of {master} do not reach the driver at {host}: leave spark.driver.host "
+            f"out, which is {reached} then, or give an address that they reach"
+        )
+
+
+def _wanted(master: str, *, is_short: bool) -> dict[str, str]:
     wanted = {
+        f"spark.executorEnv.{machines.DRIVER}": machines.this_machine(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.redaction.options.regex": "(?i)url|dsn|password",
@@ -104,11 +129,17 @@ def _wanted(master: str | None, *, is_short: bool) -> dict[str, str]:
     }
     if _GATEWAY in os.environ:
         return wanted
-    return wanted | {
+    wanted |= {
         # A task that fails is tried again here as well, as on a cluster.
-        "spark.master": master or f"local[{os.cpu_count() or 1},4]",
+        "spark.master": master,
         "spark.python.daemon.module": "notifyq.spark.daemon",
         "spark.driver.extraJavaOptions": " ".join(_java(is_short=is_short)),
+    }
+    if machines.is_remote(master):
+        is_told = {"SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"} & os.environ.keys()
+        reached = None if is_told else machines.address_for(master)
+        return wanted if reached is None else wanted | {"spark.driver.host": reached}
+    return wanted | {
         # On one machine nobody else has to reach it.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

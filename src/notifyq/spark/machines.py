@@ -1,0 +1,78 @@
+"""Which addresses mean the same on every machine of a cluster, and which another one on each."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from notifyq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DRIVER = "NOTIFYQ_SPARK_DRIVER"
+"""The environment variable by which executors know the machine of the driver."""
+
+
+def this_machine() -> str:
+    """Return what tells this machine from others: its boot, and the network of its container."""
+    found = [socket.gethostname()]
+    # Two containers of a host have a loopback each.
+    with suppress(OSError):
+        found.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        found.append(os.readlink("/proc/self/ns/net"))  # noqa: PTH115 - no path, but a name
+    return "/".join(found)
+
+
+def is_remote(master: str) -> bool:
+    """Tell whether a master of Spark starts executors elsewhere than in or below the driver."""
+    return not master.startswith("local")
+
+
+def address_for(master: str) -> str | None:
+    """Return the address of this machine that a standalone master reaches; None: it is not known.
+
+    It is a loopback address only if that of the master is one.
+    """
+    first = master.partition(",")[0]
+    given = urlsplit(first if "://" in first else f"spark://{first}")
+    if given.scheme != "spark" or not given.hostname:
+        return None
+    try:
+        [(family, *_, there), *_] = socket.getaddrinfo(
+            given.hostname, given.port or 7077, type=socket.SOCK_DGRAM
+        )
+        with socket.socket(family, socket.SOCK_DGRAM) as looking:
+            looking.connect(there)  # sends nothing
+            return str(looking.getsockname()[0])
+    except OSError:
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host, or the folder of a socket, is another machine's on each machine."""
+    if not host or host[0] in "/@" or host == "localhost" or host.endswith(".localhost"):
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """Refuse, on an executor elsewhere, the address of a server that is on the driver's machine."""
+    driver = os.environ.get(DRIVER)
+    if driver is None or driver == this_machine() or given.get("service"):
+        return
+    named = given.get("hostaddr") or given.get("host") or os.environ.get("PGHOST") or ""
+    hosts = str(named).split(",")
+    if all(map(is_loopback, hosts)):
+        shown = hosts[0] or "a local socket"
+        raise ConfigurationError(
+            f"the DSN names {shown}, which is another server on {socket.gethostname()} than on "
+            "the driver: give an address of the database that every executor reaches"
+        )
