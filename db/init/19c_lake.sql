@@ -12,6 +12,7 @@ create table if not exists messages.lake (
   place text not null,
   created_at timestamptz not null default clock_timestamp(),
   exported_at timestamptz not null default clock_timestamp(),
+  unreadable text,
   constraint lake_id_pk primary key (id),
   constraint lake_token_uq unique (token)
 );
@@ -24,6 +25,8 @@ comment on column messages.lake.place is
   'How far it is, as messages.snapshot_of() takes it: what the snapshot sees has been exported.';
 comment on column messages.lake.created_at is 'When it was begun.';
 comment on column messages.lake.exported_at is 'When the archive was last exported into it.';
+comment on column messages.lake.unreadable is
+  'Why the last export could not read it; retention waits until one can. Null: it could.';
 
 create table if not exists messages.lake_batch (
   id bigint generated always as identity,

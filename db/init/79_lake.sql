@@ -72,12 +72,33 @@ comment on function messages.forget_lake(bigint) is
   'Forget a lake and what is in it: retention no longer waits for it. Its files stay where they '
   'are. False: there was no such lake.';
 
+create or replace function messages.note_lake(lake bigint, unreadable text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  update messages.lake as l
+  set unreadable = left(note_lake.unreadable, 1000)
+  where l.id = note_lake.lake
+    and l.unreadable is distinct from left(note_lake.unreadable, 1000);
+  return found;
+end;
+$$;
+comment on function messages.note_lake(bigint, text) is
+  'Record why the files of a lake cannot be read, or null once they can, which `notifyq spark '
+  'export` does. Retention drops no day while a lake cannot be read. False: nothing changed.';
+
 create or replace function messages._lake_obstacle(lake messages.lake)
   returns text
   language plpgsql
   stable
 as $$
 begin
+  if lake.unreadable is not null then
+    return lake.unreadable;
+  end if;
   perform messages.snapshot_of(lake.place);
   return null;
 exception

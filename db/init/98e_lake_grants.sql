@@ -26,6 +26,7 @@ begin
     messages.create_lake(text),
     messages.forget_lake(bigint),
     messages.hold_lake(bigint),
+    messages.note_lake(bigint, text),
     messages.commit_lake(bigint, text, jsonb, text, bigint[], text),
     messages.forget_files(bigint, bigint[]),
     messages.prune_day(bigint, date, bigint, numeric)

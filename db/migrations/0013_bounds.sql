@@ -48,3 +48,8 @@ create sequence if not exists messages.announced_first_seq;
 create sequence if not exists messages.announced_last_seq;
 create sequence if not exists messages.announced_queue_seq;
 create sequence if not exists messages.session_key_seq;
+
+-- Lakes: why the last export could not read one, so that retention does not trust it.
+alter table messages.lake add column if not exists unreadable text;
+comment on column messages.lake.unreadable is
+  'Why the last export could not read it; retention waits until one can. Null: it could.';

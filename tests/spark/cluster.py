@@ -337,7 +337,7 @@ class Driver:
                     context = TaskContext.get()
                     assert context is not None
                     done = work(task)
-                    if context.attemptNumber() == 0:
+                    if done and context.attemptNumber() == 0:
                         Path(gate, str(os.getpid())).touch()
                         while not Path(gate, "open").exists():
                             time.sleep(0.02)

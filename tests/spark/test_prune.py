@@ -155,3 +155,35 @@ def test_retention_waits_for_a_lake(
     export(database, folder)
     [[dropped]] = session.execute("select messages._drop_partitions()").fetchall()
     assert (dropped, rows(session)) == (1, 0)
+
+
+@pytest.mark.parametrize("lost", ["file", "part of a file", "folder"])
+def test_retention_does_not_trust_a_lake_that_cannot_be_read(
+    database: str, session: Connection[Any], folder: Path, lost: str
+) -> None:
+    session.execute("update messages.queue set retention = '1 day'")
+    file = folder / Lake(database, folder).files()[0].path
+    content = file.read_bytes()
+    away = folder.with_name("away")
+    match lost:
+        case "file":
+            file.unlink()
+        case "part of a file":
+            file.write_bytes(content[:-1])
+        case _:
+            folder.rename(away)
+            folder.mkdir()  # where nothing is mounted
+    with pytest.raises(LakeError, match="mount or restore"):
+        export(database, folder)
+    session.execute("select messages._drop_partitions()")
+    assert rows(session) == 200
+    [[obstacle]] = session.execute("select obstacle from messages.lakes()").fetchall()
+    assert str(folder) in obstacle
+    if lost == "folder":
+        folder.rmdir()
+        away.rename(folder)
+    else:
+        file.write_bytes(content)
+    assert export(database, folder).rows == 0
+    session.execute("select messages._drop_partitions()")
+    assert rows(session) == 0

@@ -79,12 +79,13 @@ def export(
     """Export what was archived since the last time into the lake of a folder, which it may make.
 
     `on_progress` hears how many rows are written so far. Whatever ends this, the lake is as it was
-    before, or has all of it: call it again.
+    before, or has all of it: call it again. Raises LakeError where a file is not seen.
     """
     since = time.monotonic()
     used: Engine = engine or LocalEngine()
     target = Lake.create(dsn, lake)
     delta.check(target)
+    target.look()
     written: list[WrittenFile] = []
     told: list[WrittenFile] = []
     done = 0

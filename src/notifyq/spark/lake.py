@@ -190,20 +190,37 @@ class Lake:
             row = session.execute(statements.COMMIT_LAKE, values).fetchone()
         return None if row is None else row[0]
 
+    def look(self) -> None:
+        """Raise LakeError unless this machine sees all files of days that PostgreSQL still has.
+
+        What is found is noted: retention drops no day while a lake cannot be read.
+        """
+        with translated(), connect(self._dsn) as session:
+            days = {row[0] for row in session.execute(statements.ARCHIVE_DAYS)}
+        found = (self._fault(file) for file in self.files() if file.day in days)
+        fault = next((one for one in found if one is not None), None)
+        _note(self._dsn, self.id, fault)
+        if fault is not None:
+            raise LakeError(
+                f"{fault}: mount or restore the lake; no day of the archive is dropped before"
+            )
+
     def _check(self, file: WrittenFile) -> None:
+        if (fault := self._fault(file)) is not None:
+            raise LakeError(
+                f"{fault}, though a task wrote it: nothing was committed; {mark.SHARED}"
+            )
+
+    def _fault(self, file: WrittenFile) -> str | None:
+        """Tell what is wrong with a file, by its size: it may be on a disk of another machine."""
         path = self.root / file.path
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise LakeError(
-                f"{path} was written by a task and cannot be read here, on {gethostname()}: "
-                f"{error.strerror}; nothing was committed: {mark.SHARED}"
-            ) from None
+            return f"{path} cannot be read on {gethostname()}: {error.strerror}"
         if size != file.bytes:
-            raise LakeError(
-                f"{path} has {size} bytes here, on {gethostname()}, and {file.bytes} were written "
-                f"by a task; nothing was committed: {mark.SHARED}"
-            )
+            return f"{path} has {size} bytes on {gethostname()} and not {file.bytes}"
+        return None
 
     @contextmanager
     def held(self, session: Connection[Any]) -> Iterator[tuple[str, str]]:
@@ -237,16 +254,23 @@ def _known(dsn: str) -> list[Any]:
         return cursor.execute(statements.LAKES).fetchall()
 
 
+def _note(dsn: str, lake: int, fault: str | None) -> None:
+    with translated(), connect(dsn) as session:
+        session.execute(statements.NOTE_LAKE, (lake, fault))
+
+
 def _begin(dsn: str, root: Path) -> None:
     if root.exists() and any(root.iterdir()):
         raise LakeError(f"{root} is not empty, and no lake: give a folder of its own")
     known = [it for it in _known(dsn) if it.location == str(root)]
     for lake in known:
         if lake.files:
+            fault = f"{root / mark.NAME} is not on {gethostname()}"
+            _note(dsn, lake.id, fault)
             raise LakeError(
-                f"{root} has no file {mark.NAME}, and lake {lake.id} with {lake.files} files was "
-                f"there: mount or restore it; select messages.forget_lake({lake.id}) gives it up, "
-                "and the next export begins another"
+                f"{fault}, and lake {lake.id} with {lake.files} files was there: mount or restore "
+                f"it; select messages.forget_lake({lake.id}) gives it up, and the next export "
+                "begins another"
             )
     # One that was begun, and whose folder was never marked, goes on here.
     tokens = [it.token for it in known]

@@ -143,6 +143,7 @@ LAKE_REMOVED: Final = """
     select id, path, removed_at < clock_timestamp() - %s from messages.lake_removed(%s)
 """
 FORGET_FILES: Final = "select messages.forget_files(%s, %s)"
+NOTE_LAKE: Final = "select messages.note_lake(%s, %s)"
 LAKE_BATCHES: Final = "select max(id) from messages.lake_batches(%s, %s)"
 COMMIT_LAKE: Final = """
     select messages.commit_lake(
