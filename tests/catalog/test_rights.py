@@ -283,6 +283,7 @@ ADMIN = [
     "select messages.hold_lake(l.id), messages.commit_lake(l.id, 'archive', '[]') "
     "from messages.create_lake('/lake') as l",
     "select messages.prune_day(l.id, '2026-01-01', 0, 0) from messages.create_lake('/lake') as l",
+    "select messages.note_lake(1, 'gone')",
     "select messages.forget_files(1, '{}')",
     "select messages.forget_lake(1)",
     "select messages.roll_up(l.id, 0, 1), messages.add_rollup(l.id, '[]') "
