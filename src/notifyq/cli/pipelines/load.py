@@ -36,7 +36,7 @@ def load(
     files: Annotated[
         list[Path],
         typer.Argument(
-            parser=path, metavar="FILES...", help="Parquet, CSV or JSON lines, also as .gz."
+            parser=path, metavar="FILES", help="Parquet, CSV or JSON lines, also as .gz."
         ),
     ],
     queue: Annotated[
