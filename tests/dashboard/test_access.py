@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from dashboard.conftest import BASE, Browser, Open
@@ -14,6 +18,7 @@ from notifyq.dashboard.serve import check_place
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from database import Connection
@@ -87,11 +92,230 @@ def test_attempts_are_forgotten_after_a_while() -> None:
     attempts.fail("a")
     assert 59 < attempts.wait("a") <= 60
     assert attempts.wait("b") == 0
-    attempts._failed["a"] = [time.monotonic() - 61] * 2
+    attempts._failed["a"] = [(time.monotonic() - 61, "")] * 2
     assert attempts.wait("a") == 0
     attempts.fail("a")
     attempts.clear("a")
     assert not attempts._failed
+
+
+def test_many_addresses_wait_together_and_longer_each_time() -> None:
+    attempts = Attempts(free=4)
+    waits = []
+    for number in range(12):
+        address = f"10.0.0.{number}"
+        waits.append(attempts.wait(address))
+        attempts.fail(address, "ann")
+    assert waits[:4] == [0] * 4
+    assert waits[4:8] == pytest.approx([1, 2, 4, 8], abs=0.1)
+    assert attempts.wait("192.0.2.1") == pytest.approx(60, abs=0.1)
+    # Whoever attacks holds up neither this machine nor a browser that is known.
+    assert attempts.wait("127.0.0.1") == 0
+    assert attempts.wait("192.0.2.1", "kept") == 0
+    # It is over an hour after it has ended.
+    attempts._strangers = [(it[0] - 3600, *it[1:]) for it in attempts._strangers]
+    assert attempts.wait("192.0.2.1") == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_one"),
+    [("127.0.0.1", "127.9.8.7", True), ("127.0.0.1", "::1", True),
+     ("127.0.0.1", "::ffff:127.0.0.1", True),
+     ("2001:db8::1", "2001:db8::2:3", True), ("2001:db8::1", "2001:db8:0:1::1", False),
+     ("10.0.0.1", "::ffff:10.0.0.1", True), ("10.0.0.1", "10.0.0.2", False)],
+)  # fmt: skip
+def test_addresses_that_one_machine_has_count_as_one(one: str, other: str, is_one: bool) -> None:
+    attempts = Attempts(most=1)
+    attempts.fail(one)
+    assert (attempts.wait(other) > 0) == is_one
+
+
+def test_who_logs_in_himself_gets_no_more_tries_at_another() -> None:
+    attempts = Attempts(most=3)
+    tried = 0
+    while tried < 20 and not attempts.wait("10.0.0.1"):
+        attempts.fail("10.0.0.1", "guest")
+        attempts.clear("10.0.0.1", "guest")
+        attempts.fail("10.0.0.1", "admin")
+        tried += 1
+    assert tried == 3
+
+
+async def test_a_browser_that_is_known_is_not_held_up_by_others(guarded: Browser) -> None:
+    await log_in(guarded)
+    known = {name: it for name, it in guarded.client.cookies.items() if name.endswith("_known")}
+    assert len(known) == 1
+    for _ in range(5):
+        guarded.client.cookies.clear()
+        assert (await log_in(guarded, password="wrong")).status_code == 401
+    assert (await log_in(guarded)).status_code == 429
+    guarded.client.cookies.update(known)
+    # Only for its own user.
+    assert (await log_in(guarded, "guest")).status_code == 429
+    assert (await log_in(guarded)).status_code == 303
+    # It has the bound of an address.
+    for _ in range(5):
+        assert (await log_in(guarded, password="wrong")).status_code == 401
+    assert (await log_in(guarded)).status_code == 429
+
+
+async def test_a_hash_of_a_password_forges_no_session(open_dashboard: Open, users: Users) -> None:
+    """Whoever has read the file of hashes knows everything that `users` knows."""
+    browser = await open_dashboard(users=users)
+    name = browser.app.state.desk.sessions.cookie
+    hashes = "\n".join(f"{name}:{it}" for name, it in sorted(users._hashes.items()))
+    for secret in (
+        hashlib.sha256(b"notifyq dashboard sessions\n" + hashes.encode()).digest(),
+        hashes,
+        str(users._hashes["ann"]),
+    ):
+        forger = Sessions(secret)
+        forged = forger.write(forger.begin("ann", users._hashes["ann"]))
+        browser.client.cookies = {name: forged, forger.cookie: forged}
+        assert (await browser.get("/queues")).status_code == 303
+
+
+async def test_processes_with_one_secret_accept_each_others_sessions(open_dashboard: Open) -> None:
+    secret = "one secret for all of our processes"
+    one = await open_dashboard(users=Users.of_password(PASSWORD), secret=secret)
+    other = await open_dashboard(users=Users.of_password(PASSWORD), secret=secret)
+    apart = await open_dashboard(users=Users.of_password(PASSWORD))
+    changed = await open_dashboard(users=Users.of_password("another password"), secret=secret)
+    await log_in(one, "operator")
+    cookies = dict(one.client.cookies)
+    for browser, status in ((one, 200), (other, 200), (apart, 303), (changed, 303)):
+        browser.client.cookies.update(cookies)
+        assert (await browser.get("/queues")).status_code == status
+
+
+def test_a_secret_that_can_be_guessed_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="32 characters"):
+        Sessions("short")
+
+
+async def test_another_password_in_the_file_ends_sessions(
+    open_dashboard: Open, tmp_path: Path
+) -> None:
+    file = tmp_path / "users"
+    write_user(file, User("ann"), PASSWORD)
+    write_user(file, User("bob"), PASSWORD)
+    ann = await open_dashboard(users=Users.of_file(file), secret="s" * 32)
+    bob = another(ann)
+    await log_in(ann)
+    await log_in(bob, "bob")
+    write_user(file, User("ann"), "another password")
+    assert (await ann.get("/queues")).status_code == 303
+    assert (await bob.get("/queues")).status_code == 200
+    assert (await log_in(ann)).status_code == 401
+    assert (await log_in(ann, password="another password")).status_code == 303
+    # A user that is gone is out; a file that says nothing lets nobody in, and not everybody.
+    file.write_text(file.read_text().replace("bob:", "eve:"))
+    assert (await bob.get("/queues")).status_code == 303
+    file.unlink()
+    assert (await ann.get("/queues")).status_code == 303
+    assert (await log_in(ann, password="another password")).status_code == 401
+
+
+def test_another_password_in_a_password_file_takes_effect(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("correct horse\n")
+    users, sessions = Users.of_password_file(file), Sessions()
+    session = sessions.begin("operator", users.credential("operator") or "")
+    assert sessions.user_of(session, users) == User("operator")
+    file.write_text("another horse\n")
+    assert sessions.user_of(session, users) is None
+    assert users.check("operator", "correct horse") is None
+    assert users.check("operator", "another horse") == User("operator")
+
+
+def another(browser: Browser) -> Browser:
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(browser.app), base_url=BASE)
+    return Browser(client, browser.app)
+
+
+async def _logged_out(browser: Browser, _: Path) -> None:
+    other = Browser(
+        httpx.AsyncClient(transport=browser.client._transport, base_url=BASE), browser.app
+    )
+    other.client.cookies.update(browser.client.cookies)
+    assert (await other.send("/logout")).status_code == 303
+
+
+async def _expired(browser: Browser, _: Path) -> None:
+    at = time.time() + LIFE + 1
+    browser.app.state.clock.setattr("notifyq.dashboard.access.time.time", lambda: at)
+
+
+async def _changed(_: Browser, file: Path) -> None:
+    write_user(file, User("ann"), "another password")
+
+
+@pytest.mark.parametrize("end", [_logged_out, _expired, _changed])
+async def test_live_figures_end_with_the_session(
+    open_dashboard: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any
+) -> None:
+    file = tmp_path / "users"
+    write_user(file, User("ann"), PASSWORD)
+    browser = await open_dashboard(users=Users.of_file(file))
+    browser.app.state.clock = monkeypatch
+    await log_in(browser)
+    headers = {"cookie": "; ".join(f"{name}={it}" for name, it in browser.client.cookies.items())}
+    async with stream(browser.app, "/live", headers) as pieces:
+        while not (await pieces.get() or b"").startswith(b"data:"):
+            pass
+        await end(browser, file)
+        async with asyncio.timeout(10):
+            while await pieces.get() is not None:
+                pass
+
+
+async def test_live_figures_end_when_the_application_around_it_says_so(
+    open_dashboard: Open,
+) -> None:
+    inside = [User("ann")]
+    browser = await open_dashboard(authenticate=lambda _: inside[0] if inside else None)
+    async with stream(browser.app, "/live", {}) as pieces:
+        assert await pieces.get()
+        inside.clear()
+        async with asyncio.timeout(10):
+            while await pieces.get() is not None:
+                pass
+
+
+@asynccontextmanager
+async def stream(app: Any, path: str, headers: dict[str, str]) -> AsyncIterator[asyncio.Queue[Any]]:
+    """Ask for what goes on for long: its pieces, and None at its end."""
+    pieces: asyncio.Queue[Any] = asyncio.Queue()
+    gone = asyncio.Event()
+
+    async def receive() -> Any:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            assert message["status"] == 200
+        elif message.get("body"):
+            pieces.put_nowait(message["body"])
+
+    async def ask() -> None:
+        await app(scope, receive, send)
+        pieces.put_nowait(None)
+
+    given = {"host": "localhost:8080", **headers}
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
+        "method": "GET", "scheme": "http", "path": path, "raw_path": path.encode(),
+        "query_string": b"", "root_path": "",
+        "client": ("127.0.0.1", 5), "server": ("localhost", 8080),
+        "headers": [(name.encode(), it.encode()) for name, it in given.items()],
+    }  # fmt: skip
+    task = asyncio.create_task(ask())
+    try:
+        yield pieces
+    finally:
+        gone.set()
+        await task
 
 
 async def test_who_logs_out_is_out_and_so_is_a_copy_of_the_cookie(guarded: Browser) -> None:
@@ -146,6 +370,7 @@ FORGED: dict[str, dict[str, Any]] = {
     "an origin that hides": {"headers": {"origin": "null"}},
     "no origin": {"headers": {"origin": None}},
     "said by the browser": {"headers": {"origin": None, "sec-fetch-site": "cross-site"}},
+    "without TLS, of a page with it": {"url": "https://localhost:8080"},
     "no address": {"headers": {"origin": "http://[::1"}},
 }
 
@@ -156,7 +381,7 @@ async def test_a_forged_form_is_refused(writer: Browser, connection: Connection,
     data = {"csrf": await writer.token(), "name": "default", **forged.get("data", {})}
     headers = {"origin": BASE, **forged.get("headers", {})}
     answer = await writer.client.post(
-        "/queues/pause",
+        f"{forged.get('url', '')}/queues/pause",
         data={key: value for key, value in data.items() if value is not None},
         headers={key: value for key, value in headers.items() if value is not None},
     )
@@ -184,7 +409,7 @@ async def test_an_action_is_not_asked_by_get(writer: Browser, connection: Connec
 
 def test_a_session_is_not_made_up_nor_outlived(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions, others = Sessions(b"a" * 32), Sessions(b"b" * 32)
-    session = sessions.begin("ann.1.2")
+    session = sessions.begin("ann.1.2", "hash")
     value = sessions.write(session)
     assert sessions.read(value) == session
     assert others.read(value) is None
@@ -199,11 +424,9 @@ def test_users_are_read_as_they_were_written(tmp_path: Path) -> None:
     file = tmp_path / "users"
     write_user(file, User("ann"), PASSWORD)
     write_user(file, User("guest", may_write=False), PASSWORD)
-    key = Users.of_file(file).key
     write_user(file, User("ann"), "another password")
     assert file.stat().st_mode & 0o777 == 0o600
     users = Users.of_file(file)
-    assert users.key != key  # a changed password ends the sessions
     assert users.check("ann", "another password") == User("ann")
     assert users.check("guest", PASSWORD) == User("guest", may_write=False)
     assert users.check("guest", "wrong") is None

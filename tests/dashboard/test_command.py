@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 from notifyq.cli import main as cli
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
         (["--password-file", "/none/users"], "No such file"),
         (["--auth-file", "a", "--password-file", "b"], "give one of them"),
         (["--add-user", "ann"], "needs --auth-file"),
+        (["--proxy", "*"], "is not an address"),
+        (["--proxy", "10.0.0.1,proxy.local"], "is not an address"),
+        (["--secret-file", "/none/secret"], "No such file"),
     ],
 )
 def test_it_refuses_in_one_line(
@@ -50,32 +55,88 @@ def test_without_its_packages_it_says_which(
     assert "pip install 'notifyq[dashboard]'" in capsys.readouterr().err
 
 
-async def test_it_serves_until_it_is_told_to_end(database: str, tmp_path: Path) -> None:
-    password = tmp_path / "password"
-    password.write_text("correct horse\n")
+PASSWORD = "correct horse"
+
+
+@asynccontextmanager
+async def serving(database: str, *args: str, **environment: str) -> AsyncIterator[tuple[str, Any]]:
+    """A dashboard as a process of its own: its address, and the process."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "notifyq", "dashboard", "--port", "0", "--interval", "0.2",
-        "--password-file", str(password), "--allow-writes",
-        env={**os.environ, "NOTIFYQ_DSN": database}, stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "notifyq", "dashboard", "--port", "0", "--interval", "0.2", *args,
+        env={**os.environ, "NOTIFYQ_DSN": database, **environment}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
     try:
         line = (await process.stdout.readline()).decode()
-        found = re.match(r"dashboard on (http://127\.0\.0\.1:\d+)/ \(can write\)", line)
+        found = re.match(r"dashboard on (http://127\.0\.0\.1:\d+)/ \((can write|read only)\)", line)
         assert found is not None
-        await _use(found[1], process)
-        assert await process.wait() == 0
+        yield found[1], process
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
 
 
-async def _use(base: str, process: Any) -> None:
+@asynccontextmanager
+async def visiting(base: str) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
     async with httpx.AsyncClient(base_url=base, headers={"origin": base}) as client:
-        token = re.search(r'name="csrf" value="([^"]+)"', (await client.get("/login")).text)
-        assert token is not None
-        data = {"csrf": token[1], "password": "correct horse"}
+        found = re.search(r'name="csrf" value="([^"]+)"', (await client.get("/login")).text)
+        assert found is not None
+        yield client, found[1]
+
+
+async def test_nobody_chooses_the_address_that_attempts_are_counted_by(database: str) -> None:
+    async with (
+        serving(database, NOTIFYQ_DASHBOARD_PASSWORD=PASSWORD) as (base, _),
+        visiting(base) as (client, token),
+    ):
+        said = []
+        for number in range(7):
+            headers = {"x-forwarded-for": f"10.9.8.{number}", "x-forwarded-proto": "https"}
+            headers |= {"x-forwarded-host": "evil.example", "forwarded": "for=10.9.8.7;proto=https"}
+            answer = await client.post(
+                "/login", data={"csrf": token, "password": "wrong"}, headers=headers
+            )
+            said.append(answer.status_code)
+        assert said == [401] * 5 + [429] * 2
+        asked = await client.get("/login", headers={"x-forwarded-proto": "https", "cookie": ""})
+        assert "secure" not in asked.headers["set-cookie"].lower()
+
+
+async def test_a_proxy_that_was_named_says_who_asks(database: str) -> None:
+    async with (
+        serving(database, "--proxy", "127.0.0.0/8", NOTIFYQ_DASHBOARD_PASSWORD=PASSWORD) as (
+            base,
+            _,
+        ),
+        visiting(base) as (client, token),
+    ):
+
+        async def attempt(forwarded: str) -> int:
+            answer = await client.post(
+                "/login", data={"csrf": token, "password": "wrong"},
+                headers={"x-forwarded-for": forwarded},
+            )  # fmt: skip
+            return answer.status_code
+
+        # What the proxy has added counts, not what came before it.
+        assert [await attempt(f"10.9.8.{n}, 10.1.1.1") for n in range(6)] == [401] * 5 + [429]
+        assert await attempt("10.1.1.2") == 401
+        asked = await client.get("/login", headers={"x-forwarded-proto": "https", "cookie": ""})
+        assert "secure" in asked.headers["set-cookie"].lower()
+
+
+async def test_it_serves_until_it_is_told_to_end(database: str, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("correct horse\n")
+    async with serving(database, "--password-file", str(password), "--allow-writes") as (base, it):
+        await _use(base, it)
+        assert await it.wait() == 0
+
+
+async def _use(base: str, process: Any) -> None:
+    async with visiting(base) as (client, token):
+        data = {"csrf": token, "password": "correct horse"}
         assert (await client.post("/login", data=data)).status_code == 303
         assert "default" in (await client.get("/queues")).text
         # Also with a page that listens.

@@ -11,12 +11,13 @@ import typer
 
 from notifyq.cli.common import DsnOption, err, open_database, out, resolve_dsn, run
 from notifyq.cli.masking import HideOption, MaskOption
-from notifyq.config import listen_dsn_from_environment
+from notifyq.config import exposure, listen_dsn_from_environment
 from notifyq.dashboard import LOOPBACK, MISSING, Masks, User, Users, create_app
 from notifyq.dashboard.access import write_user
 from notifyq.errors import ConfigurationError
 
 _VARIABLE = "NOTIFYQ_DASHBOARD_PASSWORD"
+_SECRET = "NOTIFYQ_DASHBOARD_SECRET"  # noqa: S105  the name of a variable
 
 
 def dashboard(
@@ -44,8 +45,22 @@ def dashboard(
     ] = None,
     proxy: Annotated[
         str,
-        typer.Option(metavar="ADDRESSES", help="Proxies whose X-Forwarded headers are believed."),
-    ] = "127.0.0.1",
+        typer.Option(
+            metavar="ADDRESSES",
+            envvar="NOTIFYQ_DASHBOARD_PROXY",
+            show_default=False,
+            help="Proxies whose X-Forwarded headers are believed, as 10.0.0.5,10.1.0.0/16; "
+            "none unless given.",
+        ),
+    ] = "",
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"File with the secret that signs sessions, else {_SECRET}; else a random one, "
+            "and a restart ends all sessions.",
+        ),
+    ] = None,
     interval: Annotated[
         float,
         typer.Option(min=0.2, max=60, help="Seconds between live figures; a bell brings new ones."),
@@ -68,10 +83,11 @@ def dashboard(
         return
     users = _users(auth_file, password_file)
     try:
-        from notifyq.dashboard.serve import announce, bind, check_place, serve
+        from notifyq.dashboard.serve import announce, bind, check_place, check_proxies, serve
     except ImportError as error:
         raise ConfigurationError(MISSING) from error
     check_place(host, is_guarded=users is not None)
+    proxies = check_proxies(proxy)
     app = create_app(
         resolve_dsn(dsn),
         users=users,
@@ -82,11 +98,12 @@ def dashboard(
         base_path=base_path.rstrip("/"),
         interval=interval,
         listen_dsn=listen_dsn_from_environment(),
+        secret=_secret(secret_file),
     )
     listener = bind(host, port)
     run(_look(dsn))
     out.print(announce(host, listener, base_path, allow_writes=allow_writes))
-    serve(app, listener, proxies=proxy)
+    serve(app, listener, proxies=proxies)
 
 
 async def _look(dsn: str | None) -> None:
@@ -101,14 +118,25 @@ def _users(auth_file: Path | None, password_file: Path | None) -> Users | None:
             raise typer.BadParameter("--auth-file and --password-file: give one of them")
         return Users.of_file(auth_file)
     if password_file is not None:
-        try:
-            return Users.of_password(password_file.read_text(encoding="utf-8").strip("\r\n"))
-        except OSError as error:
-            raise ConfigurationError(
-                f"--password-file {password_file}: {error.strerror}"
-            ) from error
+        return Users.of_password_file(password_file)
     given = os.environ.get(_VARIABLE)
     return None if given is None else Users.of_password(given)
+
+
+def _secret(path: Path | None) -> str | None:
+    if path is None:
+        return os.environ.get(_SECRET) or None
+    try:
+        with path.open(encoding="utf-8") as file:
+            fault = exposure(os.fstat(file.fileno()))
+            secret = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--secret-file {path} cannot be read: {error}") from error
+    if fault:
+        raise ConfigurationError(
+            f"--secret-file {path} {fault.partition(chr(44))[0]}: `chmod 600` it, and own it"
+        )
+    return secret
 
 
 def _add(path: Path | None, user: User) -> None:

@@ -6,7 +6,6 @@ page is added says `notifyq.dashboard.pages`.
 
 from __future__ import annotations
 
-import secrets
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +39,7 @@ def create_app(  # noqa: PLR0913  each is said by its name
     interval: float = 2.0,
     timeout: float = 8.0,
     listen_dsn: str | None = None,
+    secret: str | None = None,
 ) -> Starlette:
     """Make the dashboard of a database as an ASGI application.
 
@@ -48,6 +48,8 @@ def create_app(  # noqa: PLR0913  each is said by its name
     `hosts` are the names under which it is asked; others are refused. What a page asks of the
     database is cancelled after `timeout` seconds. Figures are read when a bell rings, and every
     `interval` seconds; `listen_dsn` is where bells arrive if `dsn` goes through a pooler.
+    `secret` signs sessions and forms: several processes that serve one dashboard share it. Without
+    it each process makes a random one, and sessions end with the process.
     """
     if [users is not None, authenticate is not None, open_to_all].count(True) != 1:
         raise ConfigurationError(
@@ -79,7 +81,7 @@ def create_app(  # noqa: PLR0913  each is said by its name
         writer=_database(dsn, size=2, seconds=30),
         templates=environment(),
         users=users,
-        sessions=Sessions(users.key if users else secrets.token_bytes(32)),
+        sessions=Sessions(secret),
         attempts=Attempts(),
         sections=SECTIONS,
         live=Live(reader.lane(), look, interval, hears=True),

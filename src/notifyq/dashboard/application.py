@@ -123,11 +123,7 @@ def _enter(desk: Desk, request: Request, section: str) -> tuple[View, bool]:
     session = desk.sessions.read(request.cookies.get(desk.sessions.cookie))
     is_new = session is None
     session = session or desk.sessions.begin(None)
-    if desk.settings.authenticate is not None:
-        user = desk.settings.authenticate(request)
-    else:
-        user = desk.users.find(session.user) if desk.users else None
-    return View(request, desk, session, user, section), is_new
+    return View(request, desk, session, desk.user_of(request, session), section), is_new
 
 
 def _send_to_login(view: View, entry: Entry) -> Response:

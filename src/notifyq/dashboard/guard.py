@@ -92,6 +92,9 @@ def is_own(request: Request, settings: DashboardSettings) -> bool:
         return False
     if parts.scheme not in {"http", "https"}:
         return False
+    # A page that came without TLS may be anybody's who is on the way.
+    if parts.scheme == "http" and request.url.scheme == "https":
+        return False
     # A proxy may have ended TLS, or asked under a name of its own, which was trusted by name.
     is_named = "*" not in settings.hosts and _name(parts.netloc) in settings.hosts
     is_loopback = _name(parts.netloc) in {"localhost", "127.0.0.1", "[::1]"}

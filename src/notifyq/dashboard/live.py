@@ -30,6 +30,8 @@ log = logging.getLogger("notifyq.dashboard")
 
 MOST_CLIENTS = 100
 _BEAT = 15.0
+_CHECK = 1.0
+"""Seconds after which a stream sees that its session has ended."""
 _SHORTEST = 0.4
 """Seconds between two looks, however often it rings."""
 _SHARE = 4
@@ -82,17 +84,23 @@ class Live:
                 self._stop(self._task)
                 self._task = None
 
-    async def stream(self) -> AsyncIterator[str]:
-        """The body of an answer of server-sent events."""
+    async def stream(self, is_welcome: Callable[[], bool] = lambda: True) -> AsyncIterator[str]:
+        """The body of an answer of server-sent events; it ends when `is_welcome` says no."""
         yield "retry: 3000\n\n"
+        said_at = time.monotonic()
         async with self.listen() as queue:
-            while not self._closed.is_set():
-                try:
-                    async with asyncio.timeout(_BEAT):
-                        yield f"data: {await queue.get()}\n\n"
-                except TimeoutError:
-                    # A proxy may close what is silent, and a browser that is gone is noticed.
-                    yield ": still here\n\n"
+            while not self._closed.is_set() and is_welcome():
+                text = None
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_CHECK):
+                        text = await queue.get()
+                if text is not None and not is_welcome():
+                    return  # the session ended while this waited
+                if text is None and time.monotonic() - said_at < _BEAT:
+                    continue
+                # A proxy may close what is silent, and a browser that is gone is noticed.
+                yield ": still here\n\n" if text is None else f"data: {text}\n\n"
+                said_at = time.monotonic()
 
     def close(self) -> None:
         """End the streams: a server that stops would wait for them."""

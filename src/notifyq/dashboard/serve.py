@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import socket
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from notifyq.dashboard.guard import is_loopback
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from starlette.applications import Starlette
 
@@ -69,14 +70,28 @@ class _Server(uvicorn.Server):
         self.config.app.state.desk.live.close()  # type: ignore[union-attr]
 
 
-def serve(app: Starlette, listener: socket.socket, *, proxies: str = "127.0.0.1") -> None:
-    """Serve until Ctrl-C. `proxies` are believed what they say of who asks, and by which scheme."""
+def check_proxies(text: str) -> list[str]:
+    """Read addresses and networks of proxies with commas between them."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    for each in found:
+        try:
+            ipaddress.ip_network(each)
+        except ValueError:
+            # `*` too: anybody could then choose the address that attempts are counted by.
+            raise ConfigurationError(
+                f"--proxy {each!r} is not an address like 10.0.0.5, or a network like 10.0.0.0/24"
+            ) from None
+    return found
+
+
+def serve(app: Starlette, listener: socket.socket, *, proxies: Sequence[str] = ()) -> None:
+    """Serve until Ctrl-C. Only `proxies` may set who asks, and by which scheme, by a header."""
     config = uvicorn.Config(
         app,
         access_log=False,
         log_level="warning",
-        proxy_headers=True,
-        forwarded_allow_ips=proxies,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
         server_header=False,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=30,

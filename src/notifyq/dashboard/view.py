@@ -59,6 +59,12 @@ class Desk:
     checked: Any = None
     """What the checks found last."""
 
+    def user_of(self, request: Request, session: Session) -> User | None:
+        """Who asks, as of now: a session ends, and a password changes, while a page is open."""
+        if self.settings.authenticate is not None:
+            return self.settings.authenticate(request)
+        return self.sessions.user_of(session, self.users) if self.users else None
+
 
 class View:
     """One request."""
@@ -99,6 +105,11 @@ class View:
     def is_inside(self) -> bool:
         """Whether who asks may see more than the entrance."""
         return self.is_open or self.user is not None
+
+    @property
+    def is_still_inside(self) -> bool:
+        """Whether that is so at this moment: for answers that go on for long."""
+        return self.is_open or self.desk.user_of(self.request, self.session) is not None
 
     @property
     def root(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import PlainTextResponse, StreamingResponse
 
-from notifyq.dashboard.access import LIFE
+from notifyq.dashboard.access import KNOWN, LIFE
 from notifyq.dashboard.live import MOST_CLIENTS
 from notifyq.dashboard.section import Section
 
@@ -38,23 +38,30 @@ async def enter(view: View) -> Response:
     desk = view.desk
     if desk.users is None:
         return view.redirect(view.url("overview"))
-    wait = desk.attempts.wait(view.address)
+    name = view.form.get("name") or desk.users.only or ""
+    credential = desk.users.credential(name)
+    known = f"{desk.sessions.cookie}_known"
+    browser = desk.sessions.known(view.request.cookies.get(known), name, credential)
+    wait = desk.attempts.wait(view.address, browser)
     if wait > 0:
         response = _ask(view, f"Too many attempts: wait {math.ceil(wait)} s.", 429)
         response.headers["retry-after"] = str(math.ceil(wait))
         return response
-    name = view.form.get("name") or desk.users.only or ""
     # Counted before it is tried: many at once would all be let try.
-    desk.attempts.fail(view.address)
+    desk.attempts.fail(view.address, name, browser)
     async with _trying:
         user = await asyncio.to_thread(desk.users.check, name, view.form.get("password", ""))
     if user is None:
-        log.warning("a login from %s has failed", view.address)
+        log.warning("a login from %r has failed", view.address)
         return _ask(view, "That is not right.", 401)
-    desk.attempts.clear(view.address)
+    desk.attempts.clear(view.address, name, browser)
+    if view.session.user is not None:
+        desk.sessions.end(view.session)
+    credential = desk.users.credential(name) or ""
     response = view.redirect(view.safe(view.form.get("back", "")))
-    value = desk.sessions.write(desk.sessions.begin(user.name))
+    value = desk.sessions.write(desk.sessions.begin(user.name, credential))
     view.set_cookie(response, desk.sessions.cookie, value, LIFE)
+    view.set_cookie(response, known, desk.sessions.know(user.name, credential), KNOWN)
     return response
 
 
@@ -85,7 +92,7 @@ async def live(view: View) -> Response:
     if view.desk.live.listeners >= MOST_CLIENTS:
         return PlainTextResponse("too many pages are open\n", 503)
     return StreamingResponse(
-        view.desk.live.stream(),
+        view.desk.live.stream(lambda: view.is_still_inside),
         media_type="text/event-stream",
         # nginx would gather them otherwise.
         headers={"x-accel-buffering": "no"},
