@@ -7,7 +7,7 @@ import os
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypedDict
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from pydantic import (
@@ -21,10 +21,24 @@ from pydantic import (
 
 from notifyq.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _UNITS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)(?:\s+|(?=\d)|$)")
 _HOST = re.compile(r"(\[[^]]*\]|[^:]*)(:\d*)?")
 _LONGEST_DSN = 10_000
+_MAY_HOLD_PASSWORD = re.compile(
+    r"//.*@|^[^\s/@:]+:[^@]*@|//.*[?&][^=]*password|\bpass(word|wd)?\s*=", re.DOTALL | re.IGNORECASE
+)
+_DSN = re.compile(
+    r"""(?:[a-z][a-z0-9+.-]*:)?//[^\s'"]*@[^\s'"]* | \bpostgres(?:ql)?://[^\s'"]*""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_PASSWORD = re.compile(
+    r"""(\b\w*password\s*=\s*)('(?:[^'\\]|\\.)*' | "[^"]*" | [^\s&'",;)]+)""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 
 def parse_duration(text: str) -> timedelta:
@@ -254,6 +268,27 @@ def with_user(dsn: str, user: str, database: str) -> str:
 def has_password(dsn: str) -> bool:
     """Whether a password may stand in the DSN; in one that cannot be read it may."""
     return masked(dsn) != dsn
+
+
+def masked_in(text: str, arguments: Iterable[str] = ()) -> str:
+    """A text for logs and errors without the passwords of DSNs that it quotes.
+
+    Arguments of a command are replaced whole where they may be DSNs: their passwords may have any
+    character, and a text does not tell where such a DSN ends.
+    """
+    for argument in arguments:
+        for value in (argument.partition("=")[2] if argument.startswith("-") else "", argument):
+            if value and _MAY_HOLD_PASSWORD.search(value):
+                hidden = masked(value) if masked(value) != value else "(a DSN)"
+                for form in (value, repr(value)[1:-1], value.encode("ascii", "replace").decode()):
+                    text = text.replace(form, hidden)
+    text = _DSN.sub(_masked_match, text)
+    return _PASSWORD.sub(r"\1***", text)
+
+
+def _masked_match(found: re.Match[str]) -> str:
+    dsn = found[0].rstrip(":;,.!?)]}>\\`…")  # punctuation of the sentence around it
+    return masked(dsn) + found[0][len(dsn) :]
 
 
 def masked(dsn: str) -> str:

@@ -70,7 +70,9 @@ def _misfit(error: BaseException) -> SchemaError:
 
 
 def _unavailable(error: BaseException, where: str) -> DatabaseUnavailableError:
-    reason = str(error) or type(error).__name__
+    # Of a DSN that was misread, the host and the port in the error may be parts of its password.
+    is_misread = where.startswith("(")
+    reason = type(error).__name__ if is_misread else str(error) or type(error).__name__
     if is_lost(error):
         return DatabaseUnavailableError(
             f"no connection to {where}: {reason}: is the server running?"

@@ -37,7 +37,7 @@ def with_dsn(args: Sequence[str]) -> list[str]:
     value = "=".join(args[listens]).partition("=")[2]
     if not value:
         raise typer.BadParameter("--listen-dsn is empty")
-    _warn("--listen-dsn", value, instead="NOTIFYQ_LISTEN_DSN, NOTIFYQ_LISTEN_DSN_FILE or ~/.pgpass")
+    warn_of_password("in --listen-dsn", value, "NOTIFYQ_LISTEN_DSN, NOTIFYQ_LISTEN_DSN_FILE")
     os.environ["NOTIFYQ_LISTEN_DSN"] = value
     return _with_dsn([*args[: listens.start], *args[listens.stop :]])
 
@@ -56,15 +56,16 @@ def _with_dsn(args: Sequence[str]) -> list[str]:
         if not value:
             raise typer.BadParameter("--dsn-file wants the name of a file")
         return _adding_dsn([*args[: place.start], *args[place.stop :]], dsn_from_file(value))
-    _warn("--dsn", value, instead="--dsn-file, NOTIFYQ_DSN or ~/.pgpass")
+    warn_of_password("in --dsn", value, "--dsn-file, NOTIFYQ_DSN")
     return list(args)
 
 
-def _warn(option: str, dsn: str, instead: str) -> None:
+def warn_of_password(place: str, dsn: str, instead: str) -> None:
+    """Say that an argument with a password is no secret: no process can hide its arguments."""
     if has_password(dsn):
         err.print(
-            f"notifyq: every user of this machine can read the password in {option}, in the list "
-            f"of processes: use {instead}"
+            f"notifyq: every user of this machine can read the password {place}, in the list of "
+            f"processes: use {instead}, a service file or ~/.pgpass"
         )
 
 

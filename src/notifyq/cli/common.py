@@ -34,6 +34,7 @@ from notifyq.config import (
     DatabaseSettings,
     dsn_from_environment,
     listen_dsn_from_environment,
+    masked_in,
     parse_duration,
 )
 from notifyq.database import Database
@@ -57,8 +58,19 @@ _MOST = 1000
 class _Console(Console):
     """Prints texts as they are: brackets are not markup, and :dog: is not an animal."""
 
+    arguments: Sequence[str] = ()
+    """Those of the command that runs."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; what goes to stderr quotes arguments and errors, and so perhaps a password."""
+        if self.stderr:
+            objects = tuple(
+                masked_in(it, self.arguments) if isinstance(it, str) else it for it in objects
+            )
+        super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # which the command line handles, wherever it comes from
@@ -76,7 +88,8 @@ DsnOption = Annotated[
         "--dsn",
         metavar="DSN",
         help="Database, or --dsn-file FILE with it; else NOTIFYQ_DSN, else NOTIFYQ_DSN_FILE, "
-        "else the server of `notifyq server start`.",
+        "else the server of `notifyq server start`. Everybody on this machine can read arguments: "
+        "a password belongs into a file or a service, as in postgresql://?service=NAME.",
         show_default=False,
     ),
 ]

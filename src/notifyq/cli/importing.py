@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notifyq.admin import Admin
+from notifyq.cli.arguments import warn_of_password
 from notifyq.cli.common import (
     DsnOption,
     JsonOption,
@@ -22,7 +23,7 @@ from notifyq.cli.common import (
     run,
 )
 from notifyq.cli.progress import Progress
-from notifyq.config import dsn_from_file, has_password
+from notifyq.config import dsn_from_file
 from notifyq.database import connect
 from notifyq.importing import SYSTEMS, Transfer
 
@@ -118,11 +119,7 @@ async def _opened(
 ) -> AsyncIterator[tuple[Any, Database, Sequence[Any]]]:
     if source is not None and file is not None:
         raise typer.BadParameter("the source and --source-file exclude each other")
-    if source is not None and has_password(source):
-        err.print(
-            "notifyq: every user of this machine can read the password of the source, in the list "
-            "of processes: use --source-file or ~/.pgpass"
-        )
+    warn_of_password("of the source", source or "", "--source-file")
     async with open_database(dsn, command_timeout=600) as database:
         where = source or (dsn_from_file(file) if file else database.dsn)
         connection = await connect(where, name="notifyq import")

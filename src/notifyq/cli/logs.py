@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from notifyq.config import masked_in
+
 
 class LogFormat(enum.StrEnum):
     """Lines for people, or JSON for machines."""
@@ -27,11 +29,16 @@ class LogLevel(enum.StrEnum):
     ERROR = "error"
 
 
+class _MaskingFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return masked_in(super().format(record))
+
+
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         fields = _fields(record)
-        return f"{line} {fields}" if fields else line
+        return masked_in(f"{line} {fields}" if fields else line)
 
 
 class _JsonFormatter(logging.Formatter):
@@ -45,7 +52,7 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return to_json(line, fallback=str).decode()
+        return masked_in(to_json(line, fallback=str).decode())
 
 
 def _fields(record: logging.LogRecord) -> str:
@@ -67,14 +74,27 @@ def _readable(value: Any) -> str:
     return text if text.isprintable() and not {" ", '"'} & set(text) else json.dumps(text)
 
 
+def mask_logs() -> None:
+    """Hide passwords in what a command logs that does not configure logging."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(formatter(None))
+
+
+def formatter(log_format: LogFormat | None) -> logging.Formatter:
+    """Make lines of records, without passwords; None: as Python does unless it is configured."""
+    match log_format:
+        case LogFormat.JSON:
+            return _JsonFormatter()
+        case LogFormat.TEXT:
+            return _TextFormatter("%(asctime)s %(levelname)-7s %(message)s")
+        case None:
+            return _MaskingFormatter()
+
+
 def configure_logging(level: LogLevel, log_format: LogFormat) -> None:
     """Log to stderr from this level on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        _JsonFormatter()
-        if log_format is LogFormat.JSON
-        else _TextFormatter("%(asctime)s %(levelname)-7s %(message)s")
-    )
+    handler.setFormatter(formatter(log_format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # A pool that finds the server gone warns with a traceback; ours say what happens next.
     logging.getLogger("asyncpg").setLevel(logging.ERROR)

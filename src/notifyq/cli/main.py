@@ -6,6 +6,7 @@ import asyncio
 import functools
 import os
 import sys
+import traceback
 from typing import Any
 
 import asyncpg
@@ -40,6 +41,7 @@ from notifyq.cli import (
 )
 from notifyq.cli.arguments import with_dsn
 from notifyq.cli.common import DsnOption, err, open_database, out, printable, run
+from notifyq.cli.logs import mask_logs
 from notifyq.errors import DatabaseError, NotifyqError, ServerError, reason
 from notifyq.sql import SESSION
 
@@ -138,6 +140,7 @@ def ping(
 def main() -> None:
     """Run the command line; an error is one line on stderr and an exit code."""
     _prepare_streams()
+    mask_logs()
     args = sys.argv[1:]
     # Wherever it stands: people add it to the end of the command that failed.
     debug = "--debug" in args
@@ -156,6 +159,7 @@ def _prepare_streams() -> None:
 
 def _invoke(args: list[str], *, debug: bool) -> int:
     """Run the command of these arguments and return the exit code of the process."""
+    err.arguments = args
     try:
         return _run(args)
     except UsageError as error:
@@ -166,9 +170,10 @@ def _invoke(args: list[str], *, debug: bool) -> int:
         # The reader of our output has gone, as `head` does: nobody is left to tell.
         _close_output()
         return 0
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  each is told, and ends the process
         if debug:
-            raise
+            err.print(traceback.format_exc().rstrip())
+            return 1
         if isinstance(error, OSError):
             _close_output()  # what could not be written to a full disk would fail again at exit
         err.print(f"notifyq: {_text(error)}")

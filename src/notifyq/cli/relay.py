@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from notifyq.cli.arguments import listen_dsn_option
+from notifyq.cli.arguments import listen_dsn_option, warn_of_password
 from notifyq.cli.common import duration, err, out, print_json, printable, run
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.cli.scrapes import MetricsHostOption, MetricsPortOption, serve_metrics
@@ -20,7 +20,6 @@ from notifyq.config import (
     RelaySettings,
     ScrapeSettings,
     dsn_from_file,
-    has_password,
 )
 from notifyq.database import Database
 from notifyq.errors import ConfigurationError
@@ -216,11 +215,7 @@ def _dsn(name: str, given: str | None, file: str | None) -> str:
         raise typer.BadParameter(f"give {name} or --{name.lower()}-file, one of them")
     if file is not None:
         return dsn_from_file(file)
-    if has_password(given or ""):
-        err.print(
-            f"notifyq: every user of this machine can read the password of the {name.lower()}, in "
-            f"the list of processes: use --{name.lower()}-file or ~/.pgpass"
-        )
+    warn_of_password(f"of the {name.lower()}", given or "", f"--{name.lower()}-file")
     return given or ""
 
 

@@ -144,7 +144,8 @@ async def check_password(look: Look) -> Finding:
     if shown:
         return warn(
             f"the arguments of process {', '.join(map(str, shown))} show a password to every user",
-            "use --dsn-file, NOTIFYQ_DSN or ~/.pgpass instead of --dsn, and change the password",
+            "use --dsn-file, NOTIFYQ_DSN, a service file or ~/.pgpass instead of --dsn, and change "
+            "the password",
         )
     both = [os.environ.get(name) for name in ("NOTIFYQ_DSN", "NOTIFYQ_DSN_FILE")]
     if all(both) and look.source == "NOTIFYQ_DSN":
