@@ -1,8 +1,10 @@
 #!/bin/sh
-# Creates the database at the first start, then becomes the server.
+# Creates the database at the first start and the logins at each, then becomes the server.
 set -eu
 
 : "${POSTGRES_DB:=notifyq}"
+: "${NOTIFYQ_INIT_FILES:=/docker-entrypoint-initdb.d}"
+: "${NOTIFYQ_LOGINS:=/usr/local/share/notifyq/logins.sql}"
 unfinished=$PGDATA.unfinished
 
 die() {
@@ -27,19 +29,34 @@ max_worker_processes = 24
 CONF
 }
 
-run_init_files() {
+# with_server FOLDER FUNCTION: a server that only FUNCTION reaches.
+with_server() {
   # No TCP: a health check or a worker must not meet a half-made schema. No cron: a schedule of
-  # one file must not fire before the functions of a later file exist.
-  pg_ctl -D "$unfinished" -w -o "-c listen_addresses='' -c cron.launch_active_jobs=off" start \
+  # one file must not fire before the functions of a later file exist. Recovery takes its time.
+  pg_ctl -D "$1" -w -t 86400 -o "-c listen_addresses='' -c cron.launch_active_jobs=off" start \
     >/dev/null
+  "$2"
+  pg_ctl -D "$1" -w -t 86400 -m fast stop >/dev/null
+}
+
+run_file() {
+  PGOPTIONS='-c client_min_messages=warning' \
+    psql -X -q -v ON_ERROR_STOP=1 -d "$POSTGRES_DB" -f "$1" >/dev/null
+}
+
+run_init_files() {
   createdb "$POSTGRES_DB"
-  for file in /docker-entrypoint-initdb.d/*.sql; do
+  for file in "$NOTIFYQ_INIT_FILES"/*.sql; do
     [ -e "$file" ] || continue
     echo "notifyq-db: $file"
-    PGOPTIONS='-c client_min_messages=warning' \
-      psql -X -q -v ON_ERROR_STOP=1 -d "$POSTGRES_DB" -f "$file" >/dev/null
+    run_file "$file"
   done
-  pg_ctl -D "$unfinished" -w -m fast stop >/dev/null
+}
+
+# At each start: a password that was changed in the environment is changed here, and a volume of an
+# older image gets its logins.
+make_logins() {
+  run_file "$NOTIFYQ_LOGINS"
 }
 
 initialise() {
@@ -47,7 +64,7 @@ initialise() {
   # What an interrupted first start left behind.
   rm -rf "$unfinished"
   create_cluster
-  run_init_files
+  with_server "$unfinished" run_init_files
   # Only a complete database ever gets the final name.
   mv "$unfinished" "$PGDATA"
   sync "$(dirname "$PGDATA")"
@@ -64,4 +81,8 @@ check_version() {
 trap 'exit 130' INT TERM
 [ -e "$PGDATA" ] || initialise
 check_version
+with_server "$PGDATA" make_logins
+# The server has no use for them.
+unset POSTGRES_PASSWORD NOTIFYQ_PUBLISHER_PASSWORD NOTIFYQ_WORKER_PASSWORD NOTIFYQ_READER_PASSWORD \
+  NOTIFYQ_ADMIN_PASSWORD NOTIFYQ_DASHBOARD_DB_PASSWORD
 exec postgres -D "$PGDATA" "$@"

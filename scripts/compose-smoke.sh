@@ -56,7 +56,7 @@ archived() {
   holds "exists (select from messages.message_archive where message = '$1' and status = '$2')"
 }
 
-publish() { docker compose exec -T worker notifyq publish "$@" >/dev/null; }
+publish() { docker compose run --rm -T publish "$@" >/dev/null; }
 healthy() { [[ $(container "$1" '{{.State.Health.Status}}') == healthy ]]; }
 restarted() { healthy worker && [[ $(container worker '{{.RestartCount}}') -gt 0 ]]; }
 # One statement for each: both workers hear each bell.
@@ -86,6 +86,24 @@ kill_worker() {
     sh -c "kill -9 $(container worker '{{.State.Pid}}')"
 }
 
+# Of each session of a service: a login of its own, no superuser, and a password that is SCRAM's.
+no_superuser_works() {
+  # The dashboard has a session only while somebody looks.
+  holds "(select array_agg(a.usename::text) @> '{queue_worker,queue_reader}'
+      and bool_and(not r.rolsuper)
+    from pg_stat_activity as a join pg_roles as r on r.rolname = a.usename
+    where a.client_addr is not null)" &&
+    holds "(select count(*) = 5 and bool_and(rolpassword like 'SCRAM-SHA-256\$%' and not rolsuper)
+      from pg_authid where rolname like 'queue\_%')"
+}
+refuses_duty_of_another() {
+  local said
+  said=$(docker compose run --rm -T publish --dsn postgresql://queue_worker@db/notifyq default 1 2>&1) || true
+  [[ $said == *'password authentication failed'* ]]
+  said=$(docker compose exec -T worker notifyq publish default 1 2>&1) && return 1
+  [[ $said == *'permission denied'* ]]
+}
+
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
@@ -98,6 +116,10 @@ check 'the database refuses a wrong password' refuses_wrong_password
 for service in db worker dead dashboard; do
   check "$service does not run as root" runs_as_user "$service"
 done
+
+check 'each service has a login of its own, and none is a superuser' within 30 no_superuser_works
+check 'no login has the duty of another' refuses_duty_of_another
+check 'an admin rules the queues' docker compose run --rm -T admin queues create smoke
 
 check 'publish from the command line' publish default '{"hello": "compose"}'
 check '  archived as success' within 30 archived '{"hello": "compose"}' success
