@@ -7,7 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+import httpx
 import pytest
+from markupsafe import escape
 
 from dashboard.conftest import die
 from database import archived, claim_one, live, make_due, publish, rows, value
@@ -49,12 +51,89 @@ async def test_messages_are_found_and_shown(reader: Browser, connection: Connect
     assert '<form method="post" action="/message' not in await reader.text(f"/messages/{dead}")
 
 
-async def test_what_cannot_be_meant_is_told(reader: Browser) -> None:
-    for query in ("place=x", "since=soon", "id=x", f"payload={quote('$.a ==')}", "state=odd"):
-        answer = await reader.get(f"/messages?{query}")
+async def test_what_cannot_be_meant_is_told_beside_the_form(
+    reader: Browser, connection: Connection
+) -> None:
+    await publish(connection, 1)
+    for query, kept, said in (
+        ("place=x", "", "Place is not one of ours"),
+        ("since=soon", "soon", "Since is not an instant"),
+        ("id=x", 'name="id" value="x"', "Id is not a number"),
+        ("payload=$.a ==", "$.a ==", "cannot be understood"),
+        ("payload=amount >", "amount &gt;", "a value is missing"),
+        ("payload=customer", 'value="customer"', "a comparison is missing"),
+        ("payload=name ~ '('", "name ~ &#39;(&#39;", "cannot be understood"),
+        ("payload=a = '\x00'", "", "cannot be understood"),
+        ("queue=\x00", "", ""),
+        ("state=odd", "", "no state"),
+        ("like=77", "", "is gone"),
+    ):
+        answer = await reader.get(
+            str(httpx.URL("/messages", params=f"type=typed&{quote(query, '=&')}"))
+        )
+        assert answer.status_code == (404 if query == "like=77" else 400), (query, answer.text)
+        assert '<form method="get" action="/messages"' in answer.text, query
+        assert 'name="type" value="typed"' in answer.text
+        assert kept in answer.text, query
+        told = re.search(r'role="alert" id="problem">([^<]*)<', answer.text)
+        assert told is not None, query
+        if query.startswith("payload"):
+            assert said in told[1], query
+        assert not listed(answer.text)
+        assert "No message matches" not in answer.text
+    for query in ("since=soon", "until=x", "place=1", "queue=%00"):
+        answer = await reader.get(f"/dead?type=typed&{query}")
         assert answer.status_code == 400, query
+        assert 'role="alert"' in answer.text
+        assert 'name="type" size="14" value="typed"' in answer.text
     await reader.text("/messages/77", 404)
-    await reader.text("/messages?like=77", 404)
+
+
+PAYLOADS: list[object] = [
+    {"customer": "x", "amount": 50, "user": {"id": 7, "name": "Ann Smith"}},
+    {"customer": "y", "amount": 51.5, "user": {"id": "7"}, "paid": True},
+    {"customer": "it's", "amount": "60", "items": [{"price": 5}, {"price": 10}], "odd name": None},
+    "x",
+]
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("customer = 'x'", [0]), ("customer='x'", [0]), ('customer = "x"', [0]),
+        ("customer = x", [0]),
+        ("customer == 'x'", [0]), ("customer: x", [0]), ("payload->>'customer' = 'x'", [0]),
+        ("$.customer = 'x'", [0]), ("$.customer == 'it''s'", [2]), ("customer = 'it''s'", [2]),
+        ("customer = X", []), ("customer <> 'x'", [1, 2]), ("customer != x", [1, 2]),
+        ("not customer = 'x'", [1, 2, 3]), ("customer in ('x', 'y')", [0, 1]),
+        ("customer not in (x, y)", [2, 3]), ("customer like 'i%'", [2]),
+        ("customer ilike 'I%S'", [2]),
+        ("customer ~ '^[xy]$'", [0, 1]), ("customer !~ '^[xy]$'", [2, 3]),
+        ("amount > 50", [1]), ("amount >= 50", [0, 1]), ("amount<51", [0]), ("amount = 60", [2]),
+        ("amount = '50'", [0]), ("amount != 60", [0, 1]), ("amount > 50 and paid = true", [1]),
+        ("amount = 50 or amount = 60", [0, 2]),
+        ("(amount = 50 or paid = true) and user.id = 7", [0, 1]),
+        ("user.id = 7", [0, 1]), ("user.name = Ann Smith", [0]),
+        ("user -> 'name' = 'Ann Smith'", [0]),
+        ("items[*].price > 9", [2]), ("items.price > 9", [2]), ("items[0].price > 9", []),
+        ('"odd name" is null', [0, 1, 2, 3]), ("customer is not null", [0, 1, 2]),
+        ('{"customer": "x", "user": {"id": 7}}', [0]),
+        ("$.amount > 50", [1]), ("exists($.items[*] ? (@.price > 9))", [2]), ('$ == "x"', [3]),
+    ],
+)  # fmt: skip
+async def test_a_person_types_what_is_meant(
+    reader: Browser, connection: Connection, condition: str, expected: list[int]
+) -> None:
+    ids = [
+        await value(connection, "publish", queue="default", message=payload) for payload in PAYLOADS
+    ]
+    page = await reader.text(str(httpx.URL("/messages", params={"payload": condition})))
+    assert sorted(ids.index(it) for it in listed(page)) == expected
+    # The form still has what was typed, and not what became of it.
+    assert f'name="payload" value="{escape(condition)}"' in page
+    assert ("was searched by the JSON path" in page) == (
+        not condition.startswith(("$.a", "exists", "$ "))
+    )
 
 
 async def test_a_long_list_has_pages(reader: Browser, connection: Connection) -> None:

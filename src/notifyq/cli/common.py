@@ -42,6 +42,7 @@ from notifyq.embedded import development
 from notifyq.errors import ConfigurationError
 from notifyq.event import Event
 from notifyq.model import ArchivedMessage, Message
+from notifyq.monitor import ConditionError, json_path
 from notifyq.paths import local_path
 from notifyq.payload import check_json
 
@@ -201,6 +202,25 @@ def instant(text: str) -> datetime:
     if read.year >= 9999:
         raise typer.BadParameter(f"{text!r} is after the year 9998")
     return read
+
+
+def payload_filter(text: str) -> str:
+    """Read a condition on payloads: `customer = 'x'`, or a JSON path."""
+    try:
+        return json_path(text)
+    except ConditionError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+FilterOption = Annotated[
+    Any,
+    typer.Option(
+        "--filter",
+        parser=payload_filter,
+        metavar="CONDITION",
+        help="Only payloads like this: \"customer = 'x' and n < 3\"; or a JSON path: '$.n < 3'.",
+    ),
+]
 
 
 def headers(pairs: list[str]) -> dict[str, Any] | None:

@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from notifyq.cli.acting import acting
-from notifyq.cli.common import DsnOption, JsonOption, open_database, out, print_rows, run
+from notifyq.cli.common import (
+    DsnOption,
+    FilterOption,
+    JsonOption,
+    open_database,
+    out,
+    print_rows,
+    run,
+)
 from notifyq.streams import Streams
 
 _Stream = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
@@ -21,10 +29,7 @@ def forward(
     position: Annotated[
         str, typer.Option("--from", metavar="POSITION", help="Where a new subscriber begins.")
     ] = "last",
-    filter_: Annotated[
-        str | None,
-        typer.Option("--filter", metavar="JSONPATH", help="Only events like this: '$.n < 3'."),
-    ] = None,
+    filter_: FilterOption = None,
     dsn: DsnOption = None,
 ) -> None:
     """Move the events of a subscriber into a queue, each exactly once."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notifyq.cli.arguments import listen_dsn_option, warn_of_password
-from notifyq.cli.common import duration, err, out, print_json, printable, run
+from notifyq.cli.common import FilterOption, duration, err, out, print_json, printable, run
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.cli.scrapes import MetricsHostOption, MetricsPortOption, serve_metrics
 from notifyq.cli.worker import load, stop_signals
@@ -65,10 +65,7 @@ def relay(
     target_file: Annotated[
         str | None, typer.Option("--target-file", metavar="FILE", help="File with the second DSN.")
     ] = None,
-    filter: Annotated[
-        str | None,
-        typer.Option("--filter", metavar="JSONPATH", help="Only messages like this: '$.n < 3'."),
-    ] = None,
+    filter: FilterOption = None,
     transform: Annotated[
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="What changes, routes or drops each message."),

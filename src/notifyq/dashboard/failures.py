@@ -41,7 +41,8 @@ def explain(error: BaseException) -> tuple[int, str, str]:
             return 404, "There is nothing here", text
         case AccessDeniedError():
             return 403, "The database refuses", text
-        case DatabaseError():
+        # What was sent is no text that the database takes, such as one with a NUL.
+        case DatabaseError() | asyncpg.DataError():
             return 400, "The database refuses", text
         # As the cause, too: a server with a full disk refuses sessions, and seems to be away.
         case _ if isinstance(error, _FULL) or isinstance(error.__cause__, _FULL):

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 from starlette.exceptions import HTTPException
 
 from notifyq.dashboard import statements
-from notifyq.monitor import Conditions, Place
+from notifyq.dashboard.failures import explain
+from notifyq.monitor import ConditionError, Conditions, Place, json_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from notifyq.dashboard.view import View
+    from notifyq.errors import DatabaseError
     from notifyq.masks import Masks
 
 NAMES = tuple(it.name for it in fields(Conditions) if it.name != "fingerprint")
 """The fields of a search form; `like` beside them is a message whose fingerprint is meant."""
 
-_EQUALS = re.compile(r"([^\s=<>!$@?()\[\]\"']+)\s*=\s*(.+)", re.DOTALL)
 _MEMBER = re.compile(r'\.\s*("(?:[^"\\]|\\.)*"|[^\W\d]\w*)(?!\s*\()')
 _ANY_MEMBER = re.compile(r"\.\s*\*|\.\s*keyvalue\s*\(")
 
@@ -36,12 +37,24 @@ async def conditions_of(view: View, given: Mapping[str, str]) -> Conditions:
         if name in said:
             said[name] = instant(said[name], name)
     if "payload" in said:
-        said["payload"] = payload_path(said["payload"])
+        try:
+            said["payload"] = json_path(said["payload"])
+        except ConditionError as error:
+            raise HTTPException(400, f"payload: {error}") from None
         check_path(said["payload"], view.masks)
     found = Conditions(**said)
     if like := given.get("like", "").strip():
         found = replace(found, fingerprint=await fingerprint_of(view, view.integer(like, "like")))
     return found
+
+
+def problem_of(error: HTTPException | DatabaseError | asyncpg.DataError) -> tuple[int, str]:
+    """What is wrong with a search that a person typed: a status, and a text beside the form."""
+    if isinstance(error, HTTPException):
+        text = error.detail
+        return error.status_code, f"{text[:1].upper()}{text[1:]}."
+    status, _, text = explain(error)
+    return status, text
 
 
 async def fingerprint_of(view: View, message_id: int) -> str:
@@ -70,24 +83,6 @@ def place_of(view: View, given: str) -> Place | None:
         return Place.parse(given) if given else None
     except ValueError:
         raise HTTPException(400, "place is not one of ours") from None
-
-
-def payload_path(text: str) -> str:
-    """The JSON path of a condition: as it is, or for `user.id = 7`, also with a text to the right.
-
-    Names are quoted, so that they may be any; a value is JSON, else a text.
-    """
-    found = _EQUALS.fullmatch(text)
-    if found is None or text.lstrip().startswith(("$", "exists", "strict", "lax")):
-        return text
-    path = ".".join(json.dumps(name) for name in found[1].split("."))
-    value = found[2].lstrip("=").strip()
-    try:
-        decoded = json.loads(value)
-        value = value if not isinstance(decoded, list | dict) else json.dumps(value)
-    except ValueError:
-        value = json.dumps(value)
-    return f"$.{path} == {value}"
 
 
 def check_path(path: str, masks: Masks) -> None:

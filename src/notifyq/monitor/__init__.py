@@ -14,6 +14,7 @@ from notifyq.monitor.audit import (
     may_note,
     note,
 )
+from notifyq.monitor.condition import ConditionError, json_path
 from notifyq.monitor.figures import (
     ArchiveDay,
     Backlog,
@@ -63,6 +64,7 @@ __all__ = [
     "ArchiveDay",
     "AuditEntry",
     "Backlog",
+    "ConditionError",
     "Conditions",
     "CronEntry",
     "DeadGroup",
@@ -91,6 +93,7 @@ __all__ = [
     "dead_groups",
     "health",
     "holders",
+    "json_path",
     "lags",
     "login",
     "masked_details",

@@ -7,13 +7,24 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import asyncpg
 from starlette.exceptions import HTTPException
 
 from notifyq.dashboard import statements
-from notifyq.dashboard.searching import NAMES, conditions_of, place_of
+from notifyq.dashboard.searching import NAMES, conditions_of, place_of, problem_of
 from notifyq.dashboard.section import Section
+from notifyq.errors import InvalidArgumentError
 from notifyq.masks import redacted
-from notifyq.monitor import Act, Conditions, clock, dead_groups, masked_details, search, step
+from notifyq.monitor import (
+    Act,
+    Conditions,
+    DeadGroups,
+    clock,
+    dead_groups,
+    masked_details,
+    search,
+    step,
+)
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -36,11 +47,18 @@ _STATES = frozenset({"dead", "failed", "rejected", "lock_expired"})
 async def dead(view: View) -> Response:
     """The groups, the largest first."""
     given = {name: view.query(name) for name in _FILTERS}
-    conditions = await conditions_of(view, given)
-    found = await dead_groups(view.database, conditions, place=place_of(view, view.query("place")))
+    status, problem, found = 200, "", DeadGroups((), 0, None)
+    try:
+        conditions = await conditions_of(view, given)
+        place = place_of(view, view.query("place"))
+        found = await dead_groups(view.database, conditions, place=place)
+    except (HTTPException, InvalidArgumentError, asyncpg.DataError) as error:
+        status, problem = problem_of(error)
     fields = {name: text for name, text in given.items() if text}
     return view.render(
         "dead.html",
+        status=status,
+        problem=problem,
         title="Dead messages",
         given=given,
         fields=fields,
@@ -49,7 +67,7 @@ async def dead(view: View) -> Response:
         place=found.place,
         following=view.here(place=str(found.place)) if found.place else "",
         # Where these are many, they are not grouped again and again.
-        is_live=not view.query("place") and found.looked_at < _FEW,
+        is_live=not problem and not view.query("place") and found.looked_at < _FEW,
     )
 
 

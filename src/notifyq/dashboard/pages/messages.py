@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notifyq.dashboard.searching import NAMES, conditions_of, place_of
+import asyncpg
+from starlette.exceptions import HTTPException
+
+from notifyq.dashboard.searching import NAMES, conditions_of, place_of, problem_of
 from notifyq.dashboard.section import Section
+from notifyq.errors import InvalidArgumentError
 from notifyq.masks import redacted
-from notifyq.monitor import search
+from notifyq.monitor import Conditions, Page, search
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -38,21 +42,30 @@ _MORE = ("type", "key", "dedup_key", "worker", "subscriber", "error", "payload",
 @section.page("/messages", "messages")
 async def messages(view: View) -> Response:
     """What is found by the conditions in the address."""
-    jump = view.query("id").lstrip("#")
-    if jump:
-        return view.redirect(view.url("message", id=view.integer(jump)))
-    given = {name: view.query(name) for name in (*NAMES, "like")}
-    conditions = await conditions_of(view, given)
-    page = await search(
-        view.database, conditions, quantity=50, place=place_of(view, view.query("place"))
-    )
+    given = {name: view.query(name) for name in (*NAMES, "like", "id")}
+    status, problem = 200, ""
+    conditions, page = Conditions(), Page((), None)
+    try:
+        if jump := given.pop("id").lstrip("#"):
+            return view.redirect(view.url("message", id=view.integer(jump)))
+        conditions = await conditions_of(view, given)
+        page = await search(
+            view.database, conditions, quantity=50, place=place_of(view, view.query("place"))
+        )
+    except (HTTPException, InvalidArgumentError, asyncpg.DataError) as error:
+        # The form is kept: whoever has typed a long condition corrects it.
+        status, problem = problem_of(error)
     found = [(it, _details(view, it)) for it in page.messages]
     fields = {name: text for name, text in given.items() if text and text != "any"}
     return view.render(
         "messages.html",
+        status=status,
+        problem=problem,
+        jump=view.query("id"),
         title="Messages",
         states=STATES,
         given=given,
+        read_as=conditions.payload if conditions.payload != given["payload"] else None,
         fingerprint=conditions.fingerprint if view.masks.are_none else None,
         is_open=any(given[name] for name in _MORE),
         found=found,
@@ -61,7 +74,8 @@ async def messages(view: View) -> Response:
         place=page.place,
         following=view.here(place=str(page.place)) if page.place else "",
         # What has to be looked for is not looked for again and again.
-        is_live=not {*fields, *(["place"] if view.query("place") else [])} - {"state", "queue"},
+        is_live=not problem
+        and not {*fields, *(["place"] if view.query("place") else [])} - {"state", "queue"},
     )
 
 

@@ -1,0 +1,99 @@
+"""Conditions on payloads as people type them: what is refused, and that nothing else breaks."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notifyq.monitor import ConditionError, json_path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("amount >", "a value is missing"),
+        ("amount", "a comparison is missing"),
+        ("> 5", "the name of a value is missing"),
+        ("customer = 'x", "its quote is not closed"),
+        ('customer = "x', "its quote is not closed"),
+        ("(a = 1", "a closing bracket is missing"),
+        ("a = 1) ", "does not belong there"),
+        ("a between 1 and 5", "a comparison is missing"),
+        ("a in 1", "a list in brackets is missing"),
+        ("a is 5", "null is missing"),
+        ("a = b = c", "needs quotes"),
+        ('{"a":', "is no JSON object"),
+        ("{}", "names no value"),
+        ('{"a": [1]}', "write one element"),
+        ("(" * 50 + "a = 1", "nested"),
+        ("a = " + "x" * 3000, "at most"),
+        ("", "is empty"),
+        ("select * from x", "a comparison is missing"),
+        ("a = 1; drop table x", ""),
+    ],
+)
+def test_what_is_not_understood_is_said(text: str, said: str) -> None:
+    if not said:
+        assert json_path(text) == '$."a" == "1; drop table x"'
+        return
+    with pytest.raises(ConditionError) as refused:
+        json_path(text)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("$.amount > 100", "$.amount > 100"),
+        ("$.a = 'x' && $.b <> \"it's\"", '$.a == "x" && $.b <> "it\'s"'),
+        ("strict $.a >= 1", "strict $.a >= 1"),
+        ("exists($.items[*] ? (@.price > 9))", "exists($.items[*] ? (@.price > 9))"),
+        ('$headers.tenant = "a = b"', '$headers.tenant == "a = b"'),
+    ],
+)
+def test_a_json_path_stays_one(text: str, path: str) -> None:
+    assert json_path(text) == path
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_understood_or_refused(text: str) -> None:
+    with suppress(ConditionError):
+        assert json_path(text)
+
+
+_WORDS = [
+    "a",
+    "b.c",
+    "'x'",
+    '"y"',
+    "=",
+    "<",
+    "!=",
+    "~",
+    "and",
+    "or",
+    "not",
+    "in",
+    "is",
+    "null",
+    "(",
+    ")",
+    ",",
+    "1",
+    "-2.5",
+    "[0]",
+    "->>",
+    "like",
+    "{",
+    ":",
+]
+
+
+@given(st.lists(st.sampled_from(_WORDS), max_size=12))
+def test_any_words_are_understood_or_refused(words: list[str]) -> None:
+    with suppress(ConditionError):
+        assert json_path(" ".join(words))
