@@ -14,9 +14,14 @@ create or replace function messages.cron_entries()
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
-  if to_regclass('cron.job_run_details') is null or not has_schema_privilege('cron', 'usage')
-    or not has_table_privilege('cron.job_run_details', 'select')
-  then
+  -- By its oid: whoever may not use the schema may not look up a table in it either.
+  if not exists (
+    select
+    from pg_class as c
+    join pg_namespace as n on n.oid = c.relnamespace
+    where n.nspname = 'cron' and c.relname = 'job_run_details'
+      and has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select')
+  ) then
     return;
   end if;
   return query execute format(

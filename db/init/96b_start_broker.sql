@@ -77,7 +77,7 @@ begin
     raise object_in_use using
       message = format('a broker of role %I runs in this database already', v_status.role),
       detail = format('It is process %s.', v_status.pid);
-  elsif to_regclass('cron.job') is null then
+  elsif not exists (select from pg_extension as e where e.extname = 'pg_cron') then
     raise feature_not_supported using
       message = 'pg_cron does not serve this database', hint = substr(v_hint, 4);
   elsif not has_schema_privilege('cron', 'usage') then
@@ -155,7 +155,10 @@ declare
   v_was_running boolean := v_status.running;
   v_until timestamptz := clock_timestamp() + patience;
 begin
-  if to_regclass('cron.job') is not null and has_schema_privilege('cron', 'usage') then
+  -- Not to_regclass(): whoever may not use the schema may not look up a table in it either.
+  if exists (select from pg_extension as e where e.extname = 'pg_cron')
+    and has_schema_privilege('cron', 'usage')
+  then
     execute format(
       'select cron.unschedule(j.jobid) from cron.job as j '
       'where j.jobname = %L and j.username = %L and j.database = %L',

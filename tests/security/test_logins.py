@@ -69,7 +69,7 @@ class Container:
                      "PG_MAJOR": found[0], "PGHOST": str(self.folder), "PGPORT": str(self.port),
                      "LANG": "C.UTF-8", "HOME": str(self.folder), "POSTGRES_PASSWORD": "the first",
                      "NOTIFYQ_INIT_FILES": str(self.folder / "db/init"),
-                     "NOTIFYQ_LOGINS": str(self.folder / "db/logins.sql"),
+                     "NOTIFYQ_LOGINS": str(self.folder / "db/logins.psql"),
                      "PGOPTIONS": "", **PASSWORDS, **environment},
                 stdout=log, stderr=log, cwd=self.folder, **user,  # type: ignore[call-overload]
             )  # fmt: skip
@@ -223,7 +223,11 @@ async def test_the_dashboard_works_as_its_login(container: Container) -> None:
             base = found[0].decode()
             async with httpx.AsyncClient(base_url=base, headers={"origin": base}) as client:
                 for page in PAGES:
-                    assert (await client.get(f"/{page}")).status_code == 200, page
+                    answer = await client.get(f"/{page}")
+                    assert answer.status_code == 200, (
+                        page,
+                        answer.text.partition("<main")[2],
+                    )
                 token = re.search(
                     r'name="csrf" value="([^"]+)"', (await client.get("/queues")).text
                 )
@@ -234,6 +238,19 @@ async def test_the_dashboard_works_as_its_login(container: Container) -> None:
                 assert answer.status_code in {303, 403}
     connection = await container.login("postgres", "the first")
     assert not await connection.fetchval("select bool_or(paused) from messages.queue")
+    await connection.close()
+
+
+async def test_who_may_not_use_pg_cron_sees_and_stops_what_is_his(container: Container) -> None:
+    await container.ready()
+    connection = await container.login("queue_admin", PASSWORDS["NOTIFYQ_ADMIN_PASSWORD"])
+    assert not await connection.fetchval("select has_schema_privilege('cron', 'usage')")
+    assert await connection.fetch("select * from messages.cron_entries()") == []
+    assert await connection.fetch("select * from messages.health()")
+    assert await connection.fetchval("select messages.stop_broker(patience => '0')") is False
+    with pytest.raises(asyncpg.InsufficientPrivilegeError) as refused:
+        await connection.execute("select messages.start_broker()")
+    assert "notifyq broker" in (refused.value.hint or "")
     await connection.close()
 
 
