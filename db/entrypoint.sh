@@ -4,7 +4,7 @@ set -eu
 
 : "${POSTGRES_DB:=notifyq}"
 : "${NOTIFYQ_INIT_FILES:=/docker-entrypoint-initdb.d}"
-: "${NOTIFYQ_LOGINS:=/usr/local/share/notifyq/logins.sql}"
+: "${NOTIFYQ_LOGINS:=/usr/local/share/notifyq/logins.psql}"
 unfinished=$PGDATA.unfinished
 
 die() {
