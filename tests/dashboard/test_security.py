@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from notifyq.dashboard import Masks
+from dashboard.conftest import BASE
+from notifyq.dashboard import Masks, Users
 from notifyq.dashboard.templating import clean
 from notifyq.masks import HIDDEN, redacted_statement
 
@@ -239,3 +240,77 @@ async def test_health_shows_no_payload_that_is_hidden(
         masked = await (await open_dashboard(masks=Masks.parse("card"))).text("/health")
         assert f"select pg_current_xact_id(), {HIDDEN}" in masked
         assert "4000" not in masked
+
+
+def entries(app: Any, method: str) -> list[str]:
+    """All addresses that are asked so, with an id where they take one."""
+    return [
+        route.path.replace("{id:int}", "1").replace("{id}", "1")
+        for route in app.router.routes
+        if method in (getattr(route, "methods", None) or ())
+    ]
+
+
+async def test_each_address_wants_a_login_and_each_action_a_token_of_the_session(
+    open_dashboard: Open, connection: Connection
+) -> None:
+    browser = await open_dashboard(users=Users.of_password("correct horse"), allow_writes=True)
+    actions, pages = entries(browser.app, "POST"), entries(browser.app, "GET")
+    assert len(actions) > 15
+    assert len(pages) > 12
+    for path in set(pages) - {"/login", "/healthz"}:
+        answer = await browser.get(path)
+        assert answer.status_code in {303, 401}, path
+        assert answer.status_code == 401 or answer.headers["location"].startswith("/login?back=")
+    for path in set(actions) - {"/login", "/theme"}:
+        assert (await browser.send(path, name="default")).status_code == 401, path
+    assert (await browser.send("/login", password="correct horse")).status_code == 303
+    for path in actions:
+        for sent in ({}, {"csrf": "x" * 43}):
+            answer = await browser.client.post(path, data=sent, headers={"origin": BASE})
+            assert answer.status_code == 403, path
+        answer = await browser.client.post(
+            path, data={"csrf": await browser.token()}, headers={"origin": "https://evil.example"}
+        )
+        assert answer.status_code == 403, path
+    assert not await connection.fetchval("select count(*) from messages.audit")
+
+
+async def test_a_session_of_before_the_login_is_worth_nothing_after_it(
+    open_dashboard: Open,
+) -> None:
+    browser = await open_dashboard(users=Users.of_password("correct horse"))
+    before_token = await browser.token()
+    before = dict(browser.client.cookies)
+    await browser.send("/login", password="correct horse")
+    inside = dict(browser.client.cookies)
+    assert await browser.token() != before_token
+    browser.client.cookies.clear()
+    browser.client.cookies.update(before)
+    assert (await browser.get("/queues")).status_code == 303
+    # One that logs in anew leaves no session behind.
+    browser.client.cookies.clear()
+    browser.client.cookies.update(inside)
+    await browser.send("/login", password="correct horse")
+    browser.client.cookies.clear()
+    browser.client.cookies.update(inside)
+    assert (await browser.get("/queues")).status_code == 303
+
+
+async def test_text_that_the_database_refuses_is_no_failure_of_the_server(
+    reader: Browser,
+) -> None:
+    for path in ("/messages", "/dead", "/audit", "/queue", "/"):
+        for name in ("name", "queue", "actor", "action", "type", "error", "range"):
+            answer = await reader.get(str(httpx.URL(path, params={name: "a\x00b"})))
+            assert answer.status_code < 500, (path, name)
+            assert "is away" not in answer.text.partition("<main")[2].partition("hidden></p>")[2]
+
+
+async def test_no_answer_has_a_line_of_headers_that_was_sent(reader: Browser) -> None:
+    for path in ("/login?back=%0d%0aset-cookie:%20a=b", "/queue?name=%0d%0aset-cookie:%20a=b"):
+        answer = await reader.get(path)
+        assert "a=b" not in str(answer.headers.get_list("set-cookie"))
+    answer = await reader.send("/theme", back="/queues\r\nset-cookie: a=b")
+    assert answer.headers["location"] == "/"
+    assert "a=b" not in str(answer.headers.get_list("set-cookie"))
