@@ -45,6 +45,11 @@ async def served(dsn: str) -> AsyncIterator[str]:
         await serving
 
 
+def _noted(message: Any) -> list[str]:
+    """What the console says, but for a note that a page had the status 400."""
+    return [] if "status of 400 (Bad Request)" in message.text else [message.text]
+
+
 @asynccontextmanager
 async def opened(base: str, width: int = 1200, **options: Any) -> AsyncIterator[Any]:
     """Open a window; nothing may be said on its console."""
@@ -57,12 +62,32 @@ async def opened(base: str, width: int = 1200, **options: Any) -> AsyncIterator[
             base_url=base, viewport={"width": width, "height": 800}, **options
         )
         page = await context.new_page()
-        page.on("console", lambda message: heard.append(message.text))
+        page.on("console", lambda message: heard.extend(_noted(message)))
         page.on("pageerror", lambda error: heard.append(str(error)))
         page.on("dialog", lambda dialog: heard.append(dialog.message))
         yield page
         await browser.close()
     assert heard == []
+
+
+async def test_a_person_corrects_a_condition(database: str, connection: Connection) -> None:
+    for payload in ({"customer": "x", "amount": 60}, {"customer": "y", "amount": 70}):
+        await value(connection, "publish", queue="default", message=payload)
+    async with served(database) as base, opened(base) as page:
+        await page.goto("/messages")
+        await page.get_by_text("More conditions").click()
+        await page.get_by_label("Payload").fill("customer = 'x' and amount >")
+        await page.get_by_label("Queue or stream").fill("default")
+        async with page.expect_response("**/messages?*") as answered:
+            await page.get_by_role("button", name="Search").click()
+        assert (await answered.value).status == 400
+        await expect(page.locator("#problem")).to_contain_text("a value is missing")
+        await expect(page.get_by_label("Payload")).to_have_value("customer = 'x' and amount >")
+        await expect(page.get_by_label("Queue or stream")).to_have_value("default")
+        await page.get_by_label("Payload").fill("customer = 'x' and amount > 50")
+        await page.get_by_role("button", name="Search").click()
+        await expect(page.locator("#found tbody tr")).to_have_count(1)
+        await expect(page.locator("#read-as")).to_contain_text('$."customer" == "x"')
 
 
 @pytest.mark.parametrize("has_scripts", [True, False])
