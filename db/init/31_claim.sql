@@ -3,12 +3,13 @@
 -- owns:    nothing
 -- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts,
 --          handler_attempts)
--- calls:   messages._queue, messages._look, messages._is_alone, messages._claim_ahead,
+-- calls:   messages._queue, messages._note_newest, messages._look, messages._is_alone, messages._claim_ahead,
 --          messages._enter, messages._look_flow, messages._read_state, messages._pick,
 --          messages._leave_place, messages._busy_queues,
 --          messages._check_quantity, messages._check_positive,
 --          messages._consents, messages._check_limits, messages._invalid,
---          messages._check_filter, messages._claim_each, messages._fetch_forwards
+--          messages._check_filter, messages._claim_each, messages._fetch_forwards,
+--          messages._return_gone
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 create or replace function messages.claim(
@@ -45,6 +46,8 @@ declare
   v_began timestamptz;
   v_ahead integer;
 begin
+  -- Before anything takes a number.
+  perform messages._note_newest();
   perform messages._check_quantity(claim.quantity, 10000);
   perform messages._check_positive('lock_timeout', claim.lock_timeout);
   if claim.filters is not null then
@@ -150,6 +153,15 @@ begin
     v_left := v_left - cardinality(v_ids);
     exit when v_left = 0;
   end loop;
+  -- Sessions that only claim have no maintenance beside them.
+  if v_left = claim.quantity and messages._return_gone() then
+    return query
+    select c.*
+    from messages.claim(
+      claim.queues, claim.quantity, claim.lock_timeout, claim.worker, claim.filter,
+      claim.thorough, claim.max_attempts
+    ) as c;
+  end if;
 end;
 $$;
 comment on function messages.claim(

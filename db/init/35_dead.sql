@@ -112,6 +112,8 @@ declare
   v_again bigint[];
   v_events bigint[];
 begin
+  -- The number of the transaction comes before its ids, see 24_look.sql.
+  perform pg_current_xact_id();
   with dead as materialized (
     select o.*, coalesce(o.event_id, nextval('messages.message_id_seq')) as message_id
     from (

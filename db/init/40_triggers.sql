@@ -1,12 +1,31 @@
 -- Triggers: what makes a plain insert a full publish.
 --
--- owns:    triggers schedule and published of messages.message
+-- owns:    triggers number, schedule and published of messages.message
 -- writes:  messages.message (state of scheduled rows), messages.announced_first_seq,
---          messages.announced_last_seq, messages.announced_queue_seq; notifies new_message
+--          messages.announced_last_seq, messages.announced_queue_seq, notifies new_message
 -- calls:   messages._queue, messages._ring, messages._compact,
 --          messages._publishing_key, messages._attended_key, messages._invalid,
 --          messages._await_drop
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
+
+-- Never called: the condition of its triggers is what matters.
+create or replace function messages._number()
+  returns trigger
+  language plpgsql
+as $$
+begin
+  return null;
+end;
+$$;
+
+-- The condition gives the transaction its number before the statement gives the first id, which
+-- readers that remember a position rely on, see 24_look.sql. Else a publisher that waits for room
+-- could have an old id and get a new number.
+create or replace trigger number
+  before insert on messages.message
+  for each statement
+  when (pg_current_xact_id() is null)
+  execute function messages._number();
 
 create or replace function messages._schedule()
   returns trigger

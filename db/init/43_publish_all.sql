@@ -88,6 +88,8 @@ begin
   end if;
   -- Ids in the order of the array, but rows in the order of the keys: whoever publishes a key waits
   -- for another that does, and two that take the same keys in another order wait for ever.
+  -- The number of the transaction comes before its ids, see 24_look.sql.
+  perform pg_current_xact_id();
   v_new := array(select nextval(v_sequence) from generate_series(1, cardinality(payloads)));
   -- Of several with one key only one is published: the first, or else the newest.
   v_leads := array(

@@ -77,12 +77,13 @@ create or replace function messages._return_owned(quantity integer)
   set jit = off
 as $$
 declare
+  v_gone text[];
   v_owned messages.message[];
   v_why text := 'the session that owned it is gone';
 begin
   if exists (select from messages.owner_session) then
-    with gone as (
-      select o.pid, o.number
+    v_gone := array(
+      select format('%s.%s', o.pid, o.number)
       from messages.owner_session as o
       where (o.pid, o.number) not in (
         select l.pid, l.objid::bigint
@@ -94,14 +95,10 @@ begin
           and l.granted
       )
       for update of o skip locked
-    )
-    delete from messages.owner_session as o
-    using gone as g
-    where o.pid = g.pid
-      and o.number = g.number;
+    );
   end if;
   -- About twice a minute in any case: a session may have given its lock away by hand.
-  if not found and random() >= 0.03 then
+  if coalesce(v_gone, '{}') = '{}' and random() >= 0.03 then
     return 0;
   end if;
   v_owned := array(
@@ -112,14 +109,12 @@ begin
       and not exists (
         select from messages.owner_session as o
         where format('%s.%s', o.pid, o.number) = substring(m.locked_by from '\d+\.\d+$')
+          and format('%s.%s', o.pid, o.number) <> all (coalesce(v_gone, '{}'))
       )
     order by m.id
     limit quantity
     for update skip locked
   );
-  if v_owned = '{}' then
-    return 0;
-  end if;
   perform messages._retry(
     array_agg(o.id), array_agg(o.lock_token),
     array_agg(interval '0'), array_agg(v_why),
@@ -133,6 +128,35 @@ begin
   left join messages.queue as q on q.name = o.queue
   where q.name is null
     or messages._attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) = 1;
+  -- Not while a message is left that another transaction holds: that may put it back.
+  delete from messages.owner_session as o
+  where format('%s.%s', o.pid, o.number) = any (v_gone)
+    and not exists (
+      select from messages.message as m
+      where m.state = 'locked'
+        and m.lock_expires_at = 'infinity'
+        and substring(m.locked_by from '\d+\.\d+$') = format('%s.%s', o.pid, o.number)
+    );
   return cardinality(v_owned);
+end;
+$$;
+
+-- The same for a session that found nothing, about once a second; whether something came back.
+create or replace function messages._return_gone()
+  returns boolean
+  language plpgsql
+  set enable_seqscan = off
+as $$
+declare
+  v_looked bigint := nullif(current_setting('notifyq.owners_looked', true), '')::bigint;
+  v_now bigint := messages._ms(clock_timestamp());
+begin
+  if v_now between v_looked and v_looked + 999
+    or not exists (select from messages.owner_session)
+  then
+    return false;
+  end if;
+  perform set_config('notifyq.owners_looked', v_now::text, false);
+  return messages._return_owned(1000) > 0;
 end;
 $$;

@@ -6,7 +6,7 @@
 -- dies, and what somebody waits for, is archived as from any queue.
 --
 -- owns:    trigger across of messages.message, there while a queue is volatile; admit, bound,
---          capacity, published and schedule of messages.message_volatile
+--          capacity, number, published and schedule of messages.message_volatile
 -- writes:  messages.message_volatile, messages.message_archive, messages.volatile_count
 -- calls:   messages._arm_names, messages._arm_trim, messages._ring_freed, messages._busy; the
 --          triggers call messages._admit, messages._bound, messages._schedule,
@@ -25,6 +25,12 @@ begin
   return null;
 end;
 $$;
+
+create or replace trigger number
+  before insert on messages.message_volatile
+  for each statement
+  when (pg_current_xact_id() is null)
+  execute function messages._number();
 
 create or replace trigger admit
   before insert on messages.message_volatile

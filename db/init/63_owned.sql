@@ -8,8 +8,9 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.owner_session
--- calls:   messages.claim, messages.finish, messages.release, messages._return_owned,
---          messages._check_filters, messages._queue, messages._barred_queues, messages._ms
+-- calls:   messages.claim, messages.finish, messages.release, messages._return_gone,
+--          messages._check_filters, messages._queue, messages._barred_queues,
+--          messages._note_newest
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue,
 --          NQ018 nothing waited for
 
@@ -143,10 +144,8 @@ create or replace function messages.claim_owned(
   set search_path = pg_catalog, messages, pg_temp
   set enable_seqscan = off
 as $$
-declare
-  v_looked bigint := nullif(current_setting('notifyq.owners_looked', true), '')::bigint;
-  v_now bigint := messages._ms(clock_timestamp());
 begin
+  perform messages._note_newest();
   if not is_again then
     if current_setting('notifyq.owned', true) like '%:%' then
       perform messages.finish_owned();
@@ -155,12 +154,7 @@ begin
     perform messages._queue(u.name) from unnest(queues) as u (name);
     perform set_config('notifyq.owned', 'none', false);
   end if;
-  if v_now between v_looked and v_looked + 999 then
-    null;
-  elsif exists (select from messages.owner_session as o where o.pid <> pg_backend_pid()) then
-    perform messages._return_owned(1000);
-    perform set_config('notifyq.owners_looked', v_now::text, false);
-  end if;
+  perform messages._return_gone();
   for v_place in 1 .. cardinality(queues) loop
     begin
       select c.id, c.lock_token, c.queue, c.message

@@ -103,6 +103,8 @@ begin
   from unnest(receive_many.queues) as u (name)
   where u.name <> all (v_others)
   group by u.name;
+  -- The number of the transaction comes before its ids, see 24_look.sql.
+  perform pg_current_xact_id();
   v_drawn := array(
     select nextval('messages.message_id_seq') from generate_series(1, v_sent)
   );

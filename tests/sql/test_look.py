@@ -106,16 +106,10 @@ async def roll_back(connection: Connection, other: Connection) -> int:
 @pytest.mark.parametrize(
     ("before", "comes_in"),
     [
-        ("begin; select messages.publish('default', '\"late\"')", commit_late),
         ("select", publish_urgently),
         ("select", release),
         ("select", retry),
         ("select messages.publish('default', '\"later\"', delay => '1 hour')", come_due),
-        (
-            "begin; select messages.publish('default', '1'); commit; begin;"
-            "select messages.claim(worker => 'other')",
-            roll_back,
-        ),
     ],
 )
 async def test_what_comes_in_behind_the_place_is_found_by_the_next_look_from_the_start(
@@ -137,6 +131,38 @@ async def test_what_comes_in_behind_the_place_is_found_by_the_next_look_from_the
     behind = await comes_in(connection, other)
     assert await claimed(connection) == [ids[6]]
     assert await again(connection) == [behind]
+    assert await claimed(connection, 9) == ids[7:]
+    assert await claimed(connection, 9, thorough=True) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "comes_in"),
+    [
+        ("begin; select messages.publish('default', '\"late\"')", commit_late),
+        ("begin; select messages.publish('default', '\"late\"', 5)", commit_late),
+        (
+            "begin; select messages.publish('default', '1'); commit; begin;"
+            "select messages.claim(worker => 'other')",
+            roll_back,
+        ),
+    ],
+)
+async def test_what_a_transaction_leaves_that_ran_at_the_last_look_is_found_at_once(
+    connection: Connection,
+    connect: Connect,
+    holder: Connection,
+    before: str,
+    comes_in: Callable[[Connection, Connection], Awaitable[int]],
+) -> None:
+    assert holder
+    other = await connect()
+    await other.execute(before)
+    ids = await publish(connection, 10)
+    assert await claimed(connection, 3) == ids[:3]
+    assert await claimed(connection, 3) == ids[3:6]
+
+    behind = await comes_in(connection, other)
+    assert await claimed(connection, 2) == [behind, ids[6]]
     assert await claimed(connection, 9) == ids[7:]
     assert await claimed(connection, 9, thorough=True) == []
 
