@@ -185,7 +185,12 @@ begin
       first_id bigint,
       last_id bigint,
       seen pg_snapshot,
-      upto pg_snapshot
+      upto pg_snapshot,
+      previous_tick bigint,
+      tick bigint,
+      previous_tick_at timestamptz,
+      tick_at timestamptz,
+      lag interval
     );
   end if;
 end;

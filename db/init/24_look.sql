@@ -121,12 +121,12 @@ $$;
 create or replace function messages._ended_after(seen text[], snapshot pg_snapshot)
   returns bigint
   language plpgsql
-  stable
+  immutable
 as $$
 declare
-  v_seen pg_snapshot := seen[1];
-  v_numbers bigint[] := seen[2];
-  v_ids bigint[] := seen[3];
+  v_seen pg_snapshot := seen[1]::pg_snapshot;
+  v_numbers bigint[] := seen[2]::bigint[];
+  v_ids bigint[] := seen[3]::bigint[];
   v_first xid8;
 begin
   if snapshot::text = seen[1] then
@@ -152,6 +152,7 @@ $$;
 create or replace function messages._see(seen text[], snapshot pg_snapshot, newest bigint)
   returns text[]
   language plpgsql
+  stable
 as $$
 declare
   v_numbers bigint[] := coalesce(seen[2]::bigint[], '{}');
@@ -213,7 +214,7 @@ declare
   -- A message that comes in from here on has a larger id; null: that is not known.
   v_newest bigint := nullif(current_setting('notifyq.look_newest', true), '')::bigint;
   v_low bigint;
-  v_bounds bigint[] := v_seen[3];
+  v_bounds bigint[] := v_seen[3]::bigint[];
   -- Where the next position stands in v_place.
   v_next integer := 3;
   v_below bigint[];
@@ -238,10 +239,10 @@ begin
     -- Above the position nothing is read but what those may have published there that ran at the
     -- last look; what was published since is left to the next look from the start.
     if v_low < coalesce(v_bounds[cardinality(v_bounds)], 1) and v_place[3] < v_highest then
-      v_lowest := v_place[3] + 1;
+      v_lowest := v_place[3]::integer + 1;
       v_after := v_low;
     else
-      v_highest := v_place[3];
+      v_highest := v_place[3]::integer;
       v_lowest := v_highest;
       v_after := least(v_place[4], v_low);
       v_next := 5;
@@ -283,7 +284,7 @@ begin
       v_after := least(v_place[v_next + 1], v_low);
       v_next := v_next + 2;
     else
-      v_lowest := coalesce(v_place[v_next] + 1, -2147483648);
+      v_lowest := coalesce(v_place[v_next] + 1, -2147483648)::integer;
       v_after := -9223372036854775807;
     end if;
   end loop;

@@ -3,7 +3,8 @@
 -- owns:    nothing
 -- writes:  messages.message (state, locked_at, lock_expires_at, lock_token, locked_by, attempts,
 --          handler_attempts)
--- calls:   messages._queue, messages._note_newest, messages._look, messages._is_alone, messages._claim_ahead,
+-- calls:   messages._queue, messages._note_newest, messages._look, messages._is_alone,
+--          messages._claim_ahead,
 --          messages._enter, messages._look_flow, messages._read_state, messages._pick,
 --          messages._leave_place, messages._busy_queues,
 --          messages._check_quantity, messages._check_positive,

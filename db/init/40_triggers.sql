@@ -12,6 +12,8 @@
 create or replace function messages._number()
   returns trigger
   language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
   return null;

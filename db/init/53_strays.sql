@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive, messages.owner_session
--- calls:   messages._archive, messages._release, messages._retry, messages._attempts_of
+-- calls:   messages._archive, messages._release, messages._retry, messages._attempts_of,
+--          messages._requeue, messages._note_attempt, messages._ms
 -- raises:  nothing
 
 -- Publishers that stay silent do not ask the registry, so a queue that is dropped while a worker

@@ -10,7 +10,7 @@
 -- writes:  messages.message_volatile, messages.message_archive, messages.volatile_count
 -- calls:   messages._arm_names, messages._arm_trim, messages._ring_freed, messages._busy; the
 --          triggers call messages._admit, messages._bound, messages._schedule,
---          messages._published
+--          messages._published, messages._number
 -- raises:  NQ005 queue not empty, NQ009 open transactions
 
 create or replace function messages._divert()

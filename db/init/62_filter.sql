@@ -121,6 +121,37 @@ as $$
     else message.message @@ filter end;
 $$;
 
+-- Whether a path says yes or no, and not a value, which would match nothing. As the server writes
+-- a path, an operator at its top has brackets around it, and within them only those operators
+-- outside of further brackets that bind as loosely, or more tightly.
+create or replace function messages._is_predicate(filter jsonpath)
+  returns boolean
+  language plpgsql
+  immutable
+as $$
+declare
+  -- Without texts, which may have anything in them.
+  v_rest text := regexp_replace(
+    regexp_replace(filter::text, '"(?:[^"\\]|\\.)*"', '', 'g'), '^strict ', ''
+  );
+begin
+  if v_rest in ('true', 'false') then
+    return true;
+  elsif v_rest !~ '^(!|exists )?\(' then
+    return false;
+  end if;
+  -- Without its first bracket, and all that are closed behind that, only the one is left that
+  -- closes it.
+  v_rest := regexp_replace(v_rest, '\(', '#');
+  while v_rest ~ '\([^()]*\)' loop
+    v_rest := regexp_replace(v_rest, '\([^()]*\)', '', 'g');
+  end loop;
+  return v_rest ~ '^(!|exists )#.*\)$'
+    or v_rest ~ '^#.*\) is unknown$'
+    or v_rest ~ '^#.* (==|!=|<|<=|>|>=|&&|\|\||like_regex|starts with) .*\)$';
+end;
+$$;
+
 create or replace function messages._check_filter(filter jsonpath)
   returns void
   language plpgsql
@@ -142,10 +173,11 @@ begin
       );
     end if;
   end loop;
-  if regexp_replace(filter::text, '"(?:[^"\\]|\\.)*"', '', 'g') ~ '^(strict )?\$[^?]*\?\(' then
+  if not messages._is_predicate(filter) then
     perform messages._invalid(
       format('the filter %s finds values and says neither yes nor no', filter),
-      'a filter is a predicate: write exists(...) around it, or $.n < 3'
+      'a filter is a predicate: write exists(...) around it, or compare, as in $.n < 3 or '
+      '$.paid == true'
     );
   end if;
 end;

@@ -4,7 +4,7 @@
 -- writes:  nothing
 -- calls:   messages._stream, messages._subscription, messages._moment, messages._window,
 --          messages._late, messages._ahead, messages._events, messages._batch, messages._is_open,
---          messages._event_table, messages.dead_count
+--          messages._event_table, messages._passed, messages.dead_count
 -- raises:  NQ020 stream not found, NQ021 subscription not found, NQ022 batch not found
 
 create or replace function messages.stream_info(stream text default null)
@@ -176,13 +176,24 @@ begin
   return query
   select v_batch.id, s.name, u.name, v_batch.member, v_batch.opened_at, e.ended_at,
     v_batch.kind = 'retries', greatest(v_batch.after_id, v_batch.seen_low) + 1, v_batch.last_id,
-    v_batch.seen, v_batch.upto
+    v_batch.seen, v_batch.upto, nullif(p.tick, 0), nullif(v_batch.tick, 0), b.created_at,
+    t.created_at, clock_timestamp() - case
+      when t.is_asked and messages._passed(t.snapshot) >= messages._passed(v_batch.upto)
+        then t.created_at
+      else v_batch.opened_at
+    end
   from messages.subscription as u
   join messages.stream as s on s.id = u.stream
   left join messages.batch_end as e on e.batch = v_batch.id
+  left join messages.batch as p on p.id = v_batch.previous
+  left join messages.tick as b on b.stream = s.id and b.id = p.tick
+  left join messages.tick as t on t.stream = s.id and t.id = v_batch.tick
   where u.id = v_batch.subscription;
 end;
 $$;
 comment on function messages.batch_info(bigint) is
-  'One batch: whose it is, since when, and between which snapshots and ids its events lie. Raises '
-  'NQ022 for an unknown batch.';
+  'One batch: whose it is, since when, and between which snapshots and ids its events lie. tick is '
+  'the newest tick that there was when its end was determined, previous_tick that of the batch '
+  'before it, both with their times; null: none, or it is no longer kept. lag is how long ago the '
+  'batch was cut: at the tick() that it ends at, else when it was opened. Raises NQ022 for an '
+  'unknown batch.';

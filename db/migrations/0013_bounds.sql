@@ -53,3 +53,11 @@ create sequence if not exists messages.session_key_seq;
 alter table messages.lake add column if not exists unreadable text;
 comment on column messages.lake.unreadable is
   'Why the last export could not read it; retention waits until one can. Null: it could.';
+
+-- Batches: the ticks between which they lie, and how far behind they are.
+alter type messages.batch_report
+  add attribute previous_tick bigint,
+  add attribute tick bigint,
+  add attribute previous_tick_at timestamptz,
+  add attribute tick_at timestamptz,
+  add attribute lag interval;

@@ -516,12 +516,35 @@ async def test_p27_the_state_can_be_seen(s: Connection) -> None:
     assert {"last_seen_at", "last_tick", "next_tick", "members"} <= {*row.keys()}
     [about] = await rows(s, "batch_info", batch=batch)
     assert (about["stream"], about["subscriber"]) == ("s", A)
+    assert about["first_id"] <= about["last_id"]
     [about] = await rows(s, "stream_info", stream="s")
     assert about["name" if "name" in about else "stream"] == "s"
     assert await finish(s, batch)
     assert await read(s) == [4]
     row = await info(s)
     assert (row["current_batch"], row["pending"]) == (None, 0)
+
+
+async def test_p27_a_batch_tells_its_ticks_and_its_lag(s: Connection) -> None:
+    await put(s, 1)
+    asked = await tick(s)
+    await put(s, 2)
+    first = await next_batch(s)
+    assert await seen(s, first) == [1]
+    [about] = await rows(s, "batch_info", batch=first)
+    assert about["previous_tick"] < about["tick"] == asked
+    # It was cut at the tick, so it is as far behind as that.
+    now = await s.fetchval("select clock_timestamp()")
+    assert about["opened_at"] > about["tick_at"]
+    assert now - about["tick_at"] >= about["lag"] > now - about["opened_at"]
+    assert await finish(s, first)
+    second = await next_batch(s)
+    assert await seen(s, second) == [2]
+    [about] = await rows(s, "batch_info", batch=second)
+    assert (about["previous_tick"], about["tick"]) == (asked, asked)
+    assert about["previous_tick_at"] == about["tick_at"]
+    now = await s.fetchval("select clock_timestamp()")
+    assert timedelta(0) < about["lag"] <= now - about["opened_at"]
 
 
 async def test_p28_a_crash_leaves_events_ticks_and_the_open_batch(mortal: Mortal) -> None:

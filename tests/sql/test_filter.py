@@ -173,3 +173,70 @@ async def test_an_index_finds_one_among_a_hundred_thousand(connection: Connectio
         "$.v * 0 == 0')"
     )
     assert [row[0] for row in found] == ["1", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    "filter_",
+    [
+        "$.n < 3",
+        "strict $.n < 3",
+        "$.n + 1 > 2 * ($.m - 1)",
+        "1 == 1",
+        '$.a == ")"',
+        '$.a != "(" && !($.b <= 1 || $.c >= 2)',
+        "!($.n == 1)",
+        "!exists($.n)",
+        "exists($.list[*] ? (@ > 1))",
+        "exists($.a) || exists($.b)",
+        "($.n > 1) is unknown",
+        "($.n > 1 && $.m > 2) is unknown",
+        '$.a like_regex "^(x" flag "q"',
+        '$.a starts with "("',
+        "$.list.size() > 1",
+        "$.list[$.n - 1] == 1",
+        "-$.n == 1",
+        "true",
+    ],
+)
+async def test_a_predicate_is_a_filter(connection: Connection, filter_: str) -> None:
+    await connection.fetch(CLAIM, filter_)
+
+
+@pytest.mark.parametrize(
+    "filter_",
+    [
+        "$",
+        "$.flag",
+        "$.v + 1",
+        "-$.v",
+        "$.list[*]",
+        "$.list[*] ? (@ > 1)",
+        "strict $.list[*] ? (@ > 1).size()",
+        "$.list[0 to $.n - 1]",
+        '$."a > 1"',
+        '"a > 1"',
+        "1",
+        "null",
+        "$.v.size()",
+        "($.v > 1).type()",
+        "(exists($.v)).type()",
+        "($.v + 1).type()",
+        "($.v ? (@ > 1)).size() + ($.w ? (@ > 1)).size()",
+        "$priority",
+    ],
+)
+@pytest.mark.parametrize("way", ["claim", "claim_owned", "relay_claim", "wait", "forward"])
+async def test_what_is_no_predicate_is_refused_wherever_a_filter_is_given(
+    connection: Connection, filter_: str, way: str
+) -> None:
+    await value(connection, "create_stream", name="s")
+    statement = {
+        "claim": "select id from messages.claim(filters => array[$1::jsonpath], queues => array[$2::text])",
+        "claim_owned": "select id from messages.claim_owned(array[$2::text], array[$1::jsonpath])",
+        "relay_claim": "select id from messages.relay_claim(array[$2::text], filter => $1::jsonpath)",
+        "wait": "call messages.wait(array[$2::text], '0 s', array[$1::jsonpath])",
+        "forward": "select messages.forward('s', 'f', $2, filter => $1::jsonpath)",
+    }[way]
+    literals = statement.replace("$2", "'default'").replace("$1", f"$path${filter_}$path$")
+    with pytest.raises(InvalidArgumentError, match="neither yes nor no"):
+        await connection.fetch(literals)
