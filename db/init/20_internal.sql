@@ -40,6 +40,18 @@ begin
 end;
 $$;
 
+-- For an argument for which null has no meaning: that would be taken for something else.
+create or replace function messages._check_given(name text, is_given boolean)
+  returns void
+  language plpgsql
+as $$
+begin
+  if is_given is not true then
+    perform messages._invalid(format('%s must not be null', name));
+  end if;
+end;
+$$;
+
 -- For whoever waited in vain for a lock that transactions hold which do what.
 create or replace function messages._busy(what text)
   returns void

@@ -81,6 +81,9 @@ begin
   if publish.message is null then
     perform messages._invalid('message must not be null', 'publish the JSON value null instead');
   end if;
+  if publish.queue is null then
+    perform messages._invalid('queue must not be null', 'leave it out of an insert for the default');
+  end if;
   if v_segment is not null then
     perform messages._check_plain(
       publish.priority, v_due > now(),

@@ -3,8 +3,9 @@
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive, messages.attempt
 -- calls:   messages._archive, messages._backoff, messages._ring, messages._attended_key,
---          messages._queue, messages._invalid, messages._screen, messages._compact,
---          messages._ring_freed, messages._attempts_of
+-- calls:   messages._queue, messages._invalid, messages._screen, messages._compact,
+--          messages._ring_freed, messages._attempts_of, messages._note_attempt,
+--          messages._check_given
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.finish_many(
@@ -20,6 +21,9 @@ create or replace function messages.finish_many(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  if statuses is null or array_position(statuses, null) is not null then
+    perform messages._check_given('each of statuses', false);
+  end if;
   if cardinality(ids) <> cardinality(lock_tokens) or cardinality(ids) <> cardinality(statuses) then
     perform messages._invalid('ids, lock_tokens and statuses must have the same length');
   end if;
@@ -49,6 +53,9 @@ create or replace function messages.finish(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  if status is null then
+    perform messages._check_given('status', false);
+  end if;
   if exists (select from messages.queue_grant) then
     id := (messages._screen(array[id]))[1];
   end if;
@@ -294,6 +301,9 @@ create or replace function messages.retry(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  if status is null then
+    perform messages._check_given('status', false);
+  end if;
   return exists (
     select from messages.retry_many(
       array[id], array[lock_token], array[delay], array[details], array[status],

@@ -7,7 +7,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.relay_self, messages.relay_mark, messages.message, messages.message_archive
--- calls:   messages.claim, messages.finish_many
+-- calls:   messages.claim, messages.finish_many, messages._check_given
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 create or replace function messages._relay_self()
@@ -70,6 +70,7 @@ as $$
 declare
   v_message messages.message;
 begin
+  perform messages._check_given('queues', relay_claim.queues is not null);
   for v_message in
     select c.*
     from messages.claim(

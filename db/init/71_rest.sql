@@ -5,9 +5,9 @@
 --          messages.volatile_room, messages.volatile_count and messages.schedule (drop_queue)
 -- calls:   messages._queue, messages._publishing_key, messages._ring_again, messages._check_access,
 --          messages._resolve, messages._arm_capacity, messages._arm_volatile,
---          messages._arm_payload
--- raises:  NQ001 queue not found, NQ005 queue not empty, NQ007 no right to the queue, NQ009 open
---          transactions
+--          messages._arm_payload, messages._check_given
+-- raises:  NQ001 queue not found, NQ003 invalid argument, NQ005 queue not empty, NQ007 no right to
+--          the queue, NQ009 open transactions
 
 -- What a publisher does where the key is taken: by drop_queue(), or by any role of the database for
 -- no reason. The row, which a real drop deletes, can be locked by nobody but the owner.
@@ -33,6 +33,7 @@ declare
   v_dropped bigint;
   v_awaited bigint[];
 begin
+  perform messages._check_given('force', drop_queue.force is not null);
   -- First, since who fires a schedule holds its row while it publishes.
   perform from messages.schedule as s where s.queue = drop_queue.name order by s.name for update;
   delete from messages.schedule as s where s.queue = drop_queue.name;

@@ -9,7 +9,8 @@
 -- calls:   messages._subscription, messages._last_batch, messages._is_open,
 --          messages._hold_batch, messages._batch,
 --          messages.batch_events, messages._has_outcome, messages.fail_event,
---          messages.finish_batch, messages._ring_stream, messages._stream, messages._check_attempts
+--          messages.finish_batch, messages._ring_stream, messages._stream, messages._check_attempts,
+--          messages._check_given
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ021
 --          subscription not found, NQ022 batch not found
 
@@ -91,6 +92,7 @@ declare
   v_attempts integer;
   v_count bigint;
 begin
+  perform messages._check_given('max_attempts', recover_batch.max_attempts is not null);
   perform messages._check_attempts(max_attempts);
   perform from messages.subscription as u where u.id = v_subscription.id for no key update;
   v_batch := messages._newest_batch(v_subscription.id, member);

@@ -6,7 +6,7 @@
 -- owns:    trigger enroll of messages.subscriber_procedure
 -- writes:  messages.subscriber_procedure
 -- calls:   messages._invalid, messages._caller, messages._has_role, messages._subscription,
---          messages._may, messages.subscribe, messages.unsubscribe
+--          messages._may, messages.subscribe, messages.unsubscribe, messages._check_given
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found; 55000
 --          outside of a procedure, 42804 another type
 
@@ -58,6 +58,7 @@ declare
   v_obstacle text;
   v_known messages.subscriber_procedure;
 begin
+  perform messages._check_given('procedure', new.procedure is not null);
   begin
     v_name := parse_ident(new.procedure);
   exception

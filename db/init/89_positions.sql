@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.tick; notifies new_event
 -- calls:   messages._stream, messages._invalid, messages._moment, messages._fresh_low,
---          messages._ring_stream, messages._may, messages._check_access
+-- calls:   messages._ring_stream, messages._may, messages._check_access, messages._check_given
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ903 not
 --          adopted
 
@@ -100,6 +100,7 @@ declare
   v_tick messages.tick;
   v_time timestamptz;
 begin
+  perform messages._check_given('place', _place.place is not null);
   v_place.kind := 'position';
   v_place.is_last := true;
   if _place.place = 'now' then

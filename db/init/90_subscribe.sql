@@ -5,7 +5,7 @@
 --          messages.stream, messages.tick, messages.segment; notifies new_event
 -- calls:   messages._stream, messages._subscription, messages._check_access, messages._check_name,
 --          messages._check_captured, messages._place, messages._check_position,
---          messages._add_batch, messages._ring_stream
+--          messages._add_batch, messages._ring_stream, messages._check_given
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ021
 --          subscription not found, NQ025 stream in use, NQ903 not adopted
 
@@ -150,6 +150,7 @@ declare
   v_stream messages.stream := messages._stream(name);
   v_subscriptions bigint[];
 begin
+  perform messages._check_given('force', drop_stream.force is not null);
   perform messages._check_captured(v_stream.name);
   perform from messages.stream as s where s.id = v_stream.id for update;
   v_subscriptions := array(

@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.event_retry, messages.batch_end
 -- calls:   messages._batch, messages._open_batch, messages._events, messages.batch_events,
---          messages._archive_event, messages._invalid
+--          messages._archive_event, messages._invalid, messages._check_given
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ022 batch not open, NQ023 event
 --          not in the batch
 
@@ -75,6 +75,7 @@ declare
   v_batch messages.batch;
   v_event messages.batch_event;
 begin
+  perform messages._check_given('event', retry_event.event is not null);
   perform messages._hold_batch(batch);
   v_batch := messages._open_batch(batch);
   if retry_event.delay < interval '0' then
@@ -139,6 +140,7 @@ declare
   v_batch messages.batch;
   v_event messages.batch_event;
 begin
+  perform messages._check_given('event', fail_event.event is not null);
   perform messages._hold_batch(batch);
   v_batch := messages._open_batch(batch);
   if messages._has_outcome(v_batch, fail_event.event) then

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import publish, rows, until_blocked, value
+from database import INIT_FILES, publish, rows, until_blocked, value
 
 if TYPE_CHECKING:
     from database import Connect, Connection
@@ -89,3 +90,141 @@ async def test_the_polls_of_a_bulk_remember_a_position(
     await publisher.execute(BULK.replace("$1", "false").replace("$2", "0"))
     assert await claimed(connection) == []
     assert await position(connection)
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+async def test_of_several_open_bulks_each_is_found_when_it_ends(
+    connection: Connection, connect: Connect, ends: str
+) -> None:
+    """In whatever order they end, and with subtransactions."""
+    await value(connection, "create_queue", name="bulk")
+    publishers = [await connect() for _ in range(3)]
+    for publisher in publishers:
+        await publisher.execute("begin; savepoint a")
+        await publisher.execute(BULK.replace("$1", "false").replace("$2", "0"))
+        await publisher.execute("release a; savepoint b")
+        await publish(publisher, 2, "bulk")
+        await publisher.execute("rollback to b")
+        assert await claimed(connection) == []
+    for publisher in (publishers[2], publishers[0], publishers[1]):
+        await publish(connection, 1, "bulk")
+        await publisher.execute(ends)
+        for _ in range(2):
+            expected = await first(connection, 10)
+            assert await claimed(connection) == expected
+
+
+async def test_a_publisher_that_waits_for_room_has_its_number_before_its_id(
+    connection: Connection, connect: Connect
+) -> None:
+    """Else what it publishes is taken for older than what a position has passed."""
+    await value(connection, "create_queue", name="full", capacity=100)
+    await value(connection, "create_queue", name="bulk")
+    one, two = await connect(), await connect()
+    await one.execute("begin")
+    await publish(one, 1, "full")
+    waiting = asyncio.create_task(publish(two, 1, "full"))
+    await until_blocked(connection, two)
+    has_number = await connection.fetchval(
+        "select backend_xid is not null from pg_stat_activity where pid = $1",
+        two.get_server_pid(),
+    )
+    await one.execute("commit")
+    await waiting
+    assert has_number
+
+
+class Schedule:
+    """Publishers with open transactions and claimers, one step at a time, over many dead rows."""
+
+    def __init__(self, publishers: list[Connection], claimers: list[Connection], seed: int) -> None:
+        self.publishers = publishers
+        self.claimers = claimers
+        self.open: set[int] = set()
+        self.dice = random.Random(seed)
+
+    async def run(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.dice.random() < 0.6:
+                await self.publish(self.dice.randrange(len(self.publishers)))
+            else:
+                await self.claim(self.dice.choice(self.claimers))
+
+    async def publish(self, number: int) -> None:
+        publisher = self.publishers[number]
+        if number not in self.open:
+            await publisher.execute("begin")
+            self.open.add(number)
+        elif self.dice.random() < 0.5:
+            await publish(publisher, self.dice.randint(1, 3), "bulk")
+        else:
+            await publisher.execute(self.dice.choice(["commit", "commit", "rollback"]))
+            self.open.remove(number)
+
+    async def claim(self, claimer: Connection) -> None:
+        """Claim, also in a transaction that has a number, and compare with what is there."""
+        quantity = self.dice.randint(1, 4)
+        transaction = claimer.transaction()
+        await transaction.start()
+        if self.dice.random() < 0.3:
+            await claimer.execute("select pg_current_xact_id()")
+            for _ in range(self.dice.randrange(4)):
+                await self.publish(self.dice.randrange(len(self.publishers)))
+        expected = await first(claimer, quantity)
+        assert await claimed(claimer, quantity) == expected
+        await transaction.commit()
+
+
+async def make_schedule(connection: Connection, connect: Connect, seed: int) -> Schedule:
+    await value(connection, "create_queue", name="bulk")
+    holder = await connect()
+    await holder.execute("begin isolation level repeatable read; select from messages.queue")
+    await connection.execute(BULK.replace("$1", "false").replace("$2", "0"))
+    await connection.execute("delete from messages.message")
+    return Schedule(
+        [await connect() for _ in range(4)], [await connect() for _ in range(2)], seed
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_claim_hands_out_the_first_of_all_that_are_committed(
+    connection: Connection, connect: Connect, seed: int
+) -> None:
+    schedule = await make_schedule(connection, connect, seed)
+    await schedule.run(500)
+    assert await position(schedule.claimers[0])
+
+
+MUTANTS = {
+    "goes back for nothing": (
+        "  return case when v_first is not null\n", "  return case when false\n"
+    ),
+    "trusts the end of a snapshot": (
+        "if v_first is null and pg_snapshot_xmax(snapshot) > pg_snapshot_xmax(v_seen) then",
+        "if false then",
+    ),
+    "goes back to the newest bound": (
+        "coalesce(v_ids[nullif(width_bucket(v_first::text::bigint, v_numbers), 0)], 0)",
+        "coalesce(v_ids[cardinality(v_ids)], 0)",
+    ),
+    "reads the newest id after it has a number": (
+        "if pg_current_xact_id_if_assigned() is null then", "if true then"
+    ),
+    "takes the end of the snapshot for a number": (
+        "pg_current_xact_id()::text::bigint;", "pg_snapshot_xmax(snapshot)::text::bigint;"
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+async def test_a_claim_without_a_condition_is_found(
+    connection: Connection, connect: Connect, mutant: str
+) -> None:
+    right, wrong = MUTANTS[mutant]
+    (path,) = (path for path in INIT_FILES if path.name == "24_look.sql")
+    text = path.read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    await connection.execute(text.replace(right, wrong))
+    schedule = await make_schedule(connection, connect, seed=1)
+    with pytest.raises(AssertionError):
+        await schedule.run(4000)

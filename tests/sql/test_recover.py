@@ -101,6 +101,28 @@ async def test_order_is_kept_where_it_is_wanted(connection: Connection) -> None:
 
 
 @pytest.mark.usefixtures("stream")
+async def test_else_a_batch_is_split_and_what_ends_its_reader_twice_is_overtaken(
+    connection: Connection,
+) -> None:
+    """What docs/streams.md says of a crash."""
+    ids = await publish(connection, 60, "s")
+    reader = Reader(connection, ids[10])
+    first = await reader.open()
+    assert await reader.open() == first, "without recover_batch() it is the same one"
+    while not await reader.live():
+        await reader.recover()
+        await publish(connection, 1, "s")
+    assert reader.sizes[:3] == [60, 6, 1]
+    assert reader.done != sorted(reader.done)
+    part = ids[6:12]
+    # All other events of the batch keep their order, and what came later follows them.
+    assert [id_ for id_ in reader.done if id_ not in part] == sorted({*reader.done} - {*part})
+    done = [id_ for id_ in reader.done if id_ in part]
+    assert done == sorted({*part} - {ids[10]})
+    assert reader.done.index(ids[6]) > reader.done.index(ids[12])
+
+
+@pytest.mark.usefixtures("stream")
 async def test_what_has_an_outcome_keeps_it(connection: Connection) -> None:
     ids = await publish(connection, 3, "s")
     reader = Reader(connection)
