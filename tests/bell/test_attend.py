@@ -323,6 +323,25 @@ async def test_a_prepared_silent_publisher_is_waited_for(preparing: str) -> None
         assert await waiting(worker, QUEUE) == 1
 
 
+async def test_a_position_does_not_pass_what_a_prepared_transaction_publishes(
+    preparing: str,
+) -> None:
+    """The claim has read so much of it that it remembers where it was."""
+    async with session(preparing) as worker, session(preparing) as publisher:
+        await value(worker, "create_queue", name="mute", bell="off")
+        claim = "select id from messages.claim(array['mute'], 3)"
+        await publisher.execute(
+            "begin; insert into messages.message (queue, message) "
+            "select 'mute', '1' from generate_series(1, 40000); prepare transaction 'bulk'"
+        )
+        await publisher.close()
+        for _ in range(3):
+            assert await worker.fetch(claim) == []
+        await worker.execute("commit prepared 'bulk'")
+        assert [row["id"] for row in await worker.fetch(claim)] == [1, 2, 3]
+        assert [row["id"] for row in await worker.fetch(claim)] == [4, 5, 6]
+
+
 async def test_a_prepared_transaction_that_would_ring_later_keeps_its_share(preparing: str) -> None:
     """A delayed message rings for nobody, so its transaction can be prepared."""
     async with session(preparing) as worker, session(preparing) as publisher:
