@@ -82,7 +82,7 @@ begin
     perform messages._invalid('message must not be null', 'publish the JSON value null instead');
   end if;
   if publish.queue is null then
-    perform messages._invalid('queue must not be null', 'leave it out of an insert for the default');
+    perform messages._invalid('queue must not be null', 'name a queue, as in ''default''');
   end if;
   if v_segment is not null then
     perform messages._check_plain(

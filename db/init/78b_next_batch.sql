@@ -203,8 +203,9 @@ end;
 $$;
 comment on function messages.next_batch(text, text, integer, text, interval) is
   'The batch that the subscriber is to work on, or null where nothing is there: the same in every '
-  'session until finish_batch(). It has at most quantity (up to 1000000) events, and none only '
-  'where it ends at a tick() before which nothing was published. Events to be seen again come in a '
+  'session until finish_batch(), or recover_batch(), after which its events come in smaller ones. '
+  'It has at most quantity (up to 1000000) events, and none only where it ends at a tick() before '
+  'which nothing was published. Events to be seen again come in a '
   'batch of their own. With member several sessions share the subscription: each has a batch of '
   'its own, and one that another member has held for longer than takeover passes to this one. '
   'Raises NQ020 and NQ021 for an unknown stream and subscriber, NQ903 in a database that was '

@@ -9,8 +9,8 @@
 -- calls:   messages._subscription, messages._last_batch, messages._is_open,
 --          messages._hold_batch, messages._batch,
 --          messages.batch_events, messages._has_outcome, messages.fail_event,
---          messages.finish_batch, messages._ring_stream, messages._stream, messages._check_attempts,
---          messages._check_given
+--          messages.finish_batch, messages._ring_stream, messages._stream,
+--          messages._check_attempts, messages._check_given
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ021
 --          subscription not found, NQ022 batch not found
 

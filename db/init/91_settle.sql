@@ -102,8 +102,8 @@ end;
 $$;
 comment on function messages.retry_event(bigint, bigint, interval, text) is
   'Have an event of an open batch delivered once more to this subscriber alone, after delay, with '
-  'the same id and time, and with retries raised. False: it has an outcome already. Raises NQ022 '
-  'for a batch that is not open, and NQ023 for an event that is not in it.';
+  'the same id and time, and with retries raised. False: it has an outcome already. Raises NQ003 '
+  'without an event, NQ022 for a batch that is not open, NQ023 for an event that is not in it.';
 
 create or replace function messages.retry_batch(
   batch bigint,

@@ -129,7 +129,8 @@ class Registrar(Publishing):
         What it returns is dropped. `Reject` archives the event as dead for this subscriber, any
         other exception has it delivered again, up to `max_attempts` times, after a `backoff` as
         that of a handler; then it is dead as well. With `ordered` an event that fails holds up
-        those of its key behind it; without, it comes again in a later batch. With `transactional`
+        those of its key behind it; without, it comes again in a later batch. So do parts of the
+        batch of a worker that was killed, and later events may overtake them. With `transactional`
         it takes a `notifyq.Transaction`, in which the batch is finished, too.
 
         One worker at a time serves a subscription; with `members`, so many batches are handled at a

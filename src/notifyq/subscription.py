@@ -168,6 +168,7 @@ class Subscription:
     ) -> Batch | None:
         """The batch to be handled now, of up to so many events; None where nothing is there.
 
+        Until it is finished it is the same one in every session, unless `recover` splits it.
         With a `connection` all that the batch does happens there, in the transaction that is open.
         """
         if not 1 <= quantity <= MOST:

@@ -92,7 +92,7 @@ def calls(function: Any, known: dict[str, str]) -> list[tuple[str, bool, str]]:
     found = []
     names = list(function["names"])[: function["inputs"]]
     required = function["inputs"] - function["defaults"]
-    for place, (name, type_) in enumerate(zip(names, function["types"], strict=True)):
+    for place, name in enumerate(names):
         given = []
         for other, (named, of) in enumerate(zip(names, function["types"], strict=True)):
             is_last = function["is_variadic"] and other == len(names) - 1

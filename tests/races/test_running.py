@@ -181,9 +181,7 @@ async def make_schedule(connection: Connection, connect: Connect, seed: int) -> 
     await holder.execute("begin isolation level repeatable read; select from messages.queue")
     await connection.execute(BULK.replace("$1", "false").replace("$2", "0"))
     await connection.execute("delete from messages.message")
-    return Schedule(
-        [await connect() for _ in range(4)], [await connect() for _ in range(2)], seed
-    )
+    return Schedule([await connect() for _ in range(4)], [await connect() for _ in range(2)], seed)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -197,7 +195,8 @@ async def test_a_claim_hands_out_the_first_of_all_that_are_committed(
 
 MUTANTS = {
     "goes back for nothing": (
-        "  return case when v_first is not null\n", "  return case when false\n"
+        "  return case when v_first is not null\n",
+        "  return case when false\n",
     ),
     "trusts the end of a snapshot": (
         "if v_first is null and pg_snapshot_xmax(snapshot) > pg_snapshot_xmax(v_seen) then",
@@ -208,10 +207,12 @@ MUTANTS = {
         "coalesce(v_ids[cardinality(v_ids)], 0)",
     ),
     "reads the newest id after it has a number": (
-        "if pg_current_xact_id_if_assigned() is null then", "if true then"
+        "if pg_current_xact_id_if_assigned() is null then",
+        "if true then",
     ),
     "takes the end of the snapshot for a number": (
-        "pg_current_xact_id()::text::bigint;", "pg_snapshot_xmax(snapshot)::text::bigint;"
+        "pg_current_xact_id()::text::bigint;",
+        "pg_snapshot_xmax(snapshot)::text::bigint;",
     ),
 }
 
