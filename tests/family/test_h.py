@@ -6,21 +6,33 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
 from broker.conftest import database, shared_database  # noqa: F401  fixtures
-from broker.procedures import declare, drain, is_running, prepare, register, seen, send
-from database import until
+from broker.procedures import (
+    declare,
+    drain,
+    is_running,
+    prepare,
+    register,
+    seen,
+    send,
+    until_seen,
+)
+from database import Notices, install, session, until, until_blocked
 from notifyq.errors import DatabaseError, InvalidArgumentError
+from servers import kept_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from database import Connect, Connection
     from family.conftest import Mortal
+    from notifyq.embedded import Server
 
 EXACT = {
     "bytea": r"'\x00ff'",
@@ -47,6 +59,22 @@ async def running(app: Connection, session: Connection) -> AsyncIterator[int]:
     await until(lambda: is_running(app), "it runs")
     yield session.get_server_pid()
     await task
+
+
+async def calls(app: Connection) -> tuple[int, int]:
+    """Return how many calls of procedures went well, and how many did not."""
+    row = await app.fetchrow("select handled, failed from messages.status_broker()")
+    assert row is not None
+    return row["handled"], row["failed"]
+
+
+async def is_blocked(observer: Connection, session: Connection) -> bool:
+    return bool(
+        await observer.fetchval(
+            "select wait_event_type = 'Lock' from pg_stat_activity where pid = $1",
+            session.get_server_pid(),
+        )
+    )
 
 
 async def typed(app: Connection, name: str, kind: str) -> None:
@@ -198,18 +226,33 @@ async def test_h11_a_message_is_delivered_when_it_is_committed(
     assert await seen(app) == ["x"]
 
 
+@pytest.mark.parametrize("end", ["rollback", "unhandled exception"])
 async def test_h12_what_is_rolled_back_is_never_delivered(
-    app: Connection, connect: Connect
+    app: Connection, connect: Connect, end: str
 ) -> None:
     publisher = await connect()
     async with publisher.transaction():
         assert await register(publisher, "a")
-    await publisher.execute("begin")
-    await send(publisher, "x")
-    await publisher.execute("rollback")
+    subscriptions = "select array_agg(s order by s.id) from messages.subscription as s"
+    before = await app.fetchval(subscriptions)
+    assert len(before) == 1
+    if end == "rollback":
+        await publisher.execute("begin")
+        await send(publisher, "x")
+        await publisher.execute("rollback")
+    else:
+        with pytest.raises(asyncpg.RaiseError, match="unhandled"):
+            await publisher.execute(
+                "do $$ begin perform messages.publish('s', '\"x\"'); "
+                "raise exception 'unhandled'; end $$"
+            )
     await drain(app)
     assert await seen(app) == []
-    assert await app.fetchval("select count(*) from messages.subscription") == 1
+    assert await app.fetchval(subscriptions) == before
+    # The registration from before still works, and what was undone does not come later.
+    await send(publisher, "y")
+    await drain(app)
+    assert await seen(app) == ["y"]
 
 
 async def test_h13_a_savepoint_takes_back_its_own(app: Connection, connect: Connect) -> None:
@@ -222,14 +265,42 @@ async def test_h13_a_savepoint_takes_back_its_own(app: Connection, connect: Conn
         await send(publisher, "y")
     await drain(app)
     assert await seen(app) == ["y"]
-
-
-async def test_h14_publishing_does_not_wait_for_procedures(app: Connection) -> None:
-    await register(app, "a", "perform pg_sleep(0.01);")
-    await send(app, "x")
-    assert await seen(app) == []
+    assert await calls(app) == (1, 0)
+    # Only the inner one goes: what was published before the savepoint stays.
+    async with publisher.transaction():
+        await send(publisher, "outer")
+        await publisher.execute("savepoint p")
+        await send(publisher, "inner")
+        await publisher.execute("rollback to p")
     await drain(app)
-    assert await seen(app) == ["x"]
+    assert await seen(app) == ["y", "outer"]
+    assert await calls(app) == (2, 0)
+
+
+async def test_h14_publishing_does_not_wait_for_procedures(
+    app: Connection, connect: Connect
+) -> None:
+    publisher, broker = await connect(), await connect()
+    await register(app, "a", "perform pg_advisory_xact_lock(1);")
+    await app.execute("select pg_advisory_lock(1)")
+    async with running(app, broker):
+        await send(publisher, "first")
+        # The procedure runs, and ends when this session says so.
+        await until_blocked(app, broker)
+        took = []
+        for _ in range(5):
+            began = time.monotonic()
+            async with publisher.transaction():
+                await send(publisher, "x")
+            took.append(time.monotonic() - began)
+        assert min(took) < 0.2
+        assert await seen(app) == []
+        assert await is_blocked(app, broker)
+        await app.execute("select pg_advisory_unlock(1)")
+        await until_seen(app, "first", "x")
+        await app.execute("select messages.stop_broker()")
+    await drain(app)
+    assert await seen(app) == ["first", *["x"] * 5]
 
 
 async def test_h15_every_subscriber_sees_every_message(app: Connection) -> None:
@@ -238,6 +309,9 @@ async def test_h15_every_subscriber_sees_every_message(app: Connection) -> None:
     await send(app, "1", "2", "3", "4")
     await drain(app)
     assert len(await seen(app)) == 12
+    for name in ("a", "b", "c"):
+        assert await seen(app, name) == ["1", "2", "3", "4"]
+    assert await calls(app) == (12, 0)
 
 
 async def test_h16_a_message_is_gone_though_its_procedure_reads_none(app: Connection) -> None:
@@ -270,11 +344,21 @@ async def test_h19_an_error_is_of_one_call(app: Connection) -> None:
         body = "if messages.dequeue(null::text) = '3' then raise exception 'three'; end if;"
         await register(app, name, body if name == "h2" else "")
     await send(app, "1", "2", "3", "4")
+    notices = Notices(app)
     await drain(app)
     assert await seen(app, "h1") == await seen(app, "h3") == ["1", "2", "3", "4"]
     assert await seen(app, "h2") == ["1", "2", "4"]
+    # A warning of the broker's session is a line in the server's log.
+    [line] = await notices.said("WARNING")
+    assert "of subscriber h2 in stream s" in line
+    assert "three" in line
     await drain(app)
     assert await seen(app, "h2") == ["1", "2", "4"]
+    assert await notices.said("WARNING") == []
+    # It stays registered.
+    await send(app, "5")
+    await drain(app)
+    assert await seen(app, "h2") == ["1", "2", "4", "5"]
 
 
 async def test_h20_a_procedure_has_no_arguments(app: Connection) -> None:
@@ -308,21 +392,143 @@ async def test_h22_a_procedure_may_use_streams_and_queues(app: Connection) -> No
     assert await seen(app) == ["x", "next"]
 
 
-async def test_h23_a_broker_is_started_and_stopped(app: Connection, connect: Connect) -> None:
-    assert not await is_running(app)
-    async with running(app, await connect()) as pid:
-        assert await app.fetchval("select pid from messages.status_broker()") == pid
-        async with asyncio.timeout(2):
-            await app.execute("select messages.stop_broker()")
-    assert not await is_running(app)
+@pytest.mark.parametrize("at", ["idle", "busy"])
+async def test_h23_a_broker_is_started_and_stopped(
+    app: Connection, connect: Connect, at: str
+) -> None:
+    broker = await connect()
+    await register(app, "a", "perform pg_advisory_xact_lock(1);" if at == "busy" else "")
+    await send(app, "x")
+    # Explicitly: neither a procedure nor an event starts one, and no other session is taken for it.
+    assert tuple(await status(app)) == (False, None)
+    assert not await app.fetchval("select messages.stop_broker()")
+    await app.execute("select pg_advisory_lock(1)")
+    task = asyncio.create_task(broker.execute("call messages.run_broker()"))
+    await until(lambda: is_running(app), "it runs")
+    pid = broker.get_server_pid()
+    state = await status(app)
+    assert (state["running"], state["pid"]) == (True, pid)
+    [process] = await app.fetch(
+        "select pid, datname = current_database() as here, usename = current_user as ours "
+        "from pg_stat_activity where application_name = 'notifyq broker'"
+        "and datname = current_database()"
+    )
+    assert tuple(process) == (pid, True, True)
+    if at == "busy":
+        await until_blocked(app, broker)
+    else:
+        await until_seen(app, "x")
+    began = time.monotonic()
+    assert await app.fetchval("select messages.stop_broker()")
+    assert tuple(await status(app)) == (False, None)
+    assert time.monotonic() - began <= 2
+    with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError):
+        await task
+    assert not await app.fetchval("select messages.stop_broker()")
+    await app.execute("select pg_advisory_unlock_all()")
+    await drain(await connect())
+    assert await seen(app) == ["x"]
 
 
-async def test_h24_a_start_that_cannot_be_is_an_error(app: Connection) -> None:
-    """Here as there is no pg_cron in this database; where there is, also without a free slot."""
-    with pytest.raises(asyncpg.PostgresError) as error:
+async def status(app: Connection) -> asyncpg.Record:
+    row = await app.fetchrow("select running, pid from messages.status_broker()")
+    assert row is not None
+    return row
+
+
+async def test_h24_without_pg_cron_a_start_is_an_error(app: Connection) -> None:
+    with pytest.raises(asyncpg.FeatureNotSupportedError) as error:
         await app.execute("select messages.start_broker()")
-    assert error.value.sqlstate in {"0A000", "53400"}
+    assert error.value.sqlstate == "0A000"
     assert not await is_running(app)
+
+
+@pytest.fixture
+def narrow_server() -> Iterator[Server]:
+    """Give a server whose database pg_cron serves, with few slots of each kind."""
+    slots = {"max_worker_processes": "3", "cron.max_running_jobs": "3", "max_connections": "12"}
+    with kept_server(**slots) as server:
+        server.start()
+        yield server
+
+
+JOBS = "select count(*) from cron.job where jobname = 'notifyq broker'"
+
+
+@pytest.mark.cron
+async def test_h24_a_start_without_a_free_slot_is_an_error(narrow_server: Server) -> None:
+    dsn = narrow_server.dsn
+    async with contextlib.AsyncExitStack() as stack:
+        app = await stack.enter_async_context(session(dsn))
+        await install(app)
+        await app.execute("select cron.unschedule(jobid) from cron.job")
+
+        async def refused() -> str:
+            with pytest.raises(asyncpg.PostgresError) as error:
+                await app.execute("select messages.start_broker()")
+            assert await app.fetchval(JOBS) == 0
+            assert not await is_running(app)
+            return str(error.value.sqlstate)
+
+        # No background worker: a parallel query that waits has the last one.
+        await app.execute(
+            "create function public.hold() returns void language sql parallel safe "
+            "as 'select pg_advisory_xact_lock_shared(1)'; select pg_advisory_lock(1)"
+        )
+        query = await stack.enter_async_context(session(dsn))
+        await query.execute(f"set {await parallel(app)} = on")
+        held = asyncio.create_task(query.execute("select public.hold()"))
+        await until(lambda: has_waiter(app), "the worker waits")
+        assert await refused() == "53400"
+        await app.execute("select pg_advisory_unlock(1)")
+        await held
+        await until(lambda: has_no_worker(app), "the worker is gone")
+        # No job of pg_cron: one slot is left for the upkeep.
+        async with contextlib.AsyncExitStack() as jobs:
+            for _ in range(2):
+                job = session(dsn, server_settings={"application_name": "pg_cron"})
+                await jobs.enter_async_context(job)
+            assert await refused() == "53400"
+        # No connection.
+        async with contextlib.AsyncExitStack() as others:
+            for _ in range(7):
+                await others.enter_async_context(session(dsn))
+            assert await refused() == "53300"
+        await until(lambda: are_alone(app, query), "the others are gone")
+        assert await app.fetchval("select messages.start_broker()")
+        assert await app.fetchval(JOBS) == 1
+        await app.execute("select messages.stop_broker()")
+
+
+async def parallel(app: Connection) -> str:
+    """Return how this version calls the setting that runs every query in a worker."""
+    name: str = await app.fetchval(
+        "select name from pg_settings where name in ('force_parallel_mode', 'debug_parallel_query')"
+    )
+    return name
+
+
+async def has_waiter(app: Connection) -> bool:
+    return bool(await app.fetchval("select exists (select from pg_locks where not granted)"))
+
+
+async def has_no_worker(app: Connection) -> bool:
+    return bool(
+        await app.fetchval(
+            "select not exists (select from pg_stat_activity where backend_type = 'parallel worker')"
+        )
+    )
+
+
+async def are_alone(app: Connection, *known: Connection) -> bool:
+    pids = [each.get_server_pid() for each in (app, *known)]
+    return bool(
+        await app.fetchval(
+            "select not exists (select from pg_stat_activity "
+            "where backend_type = 'client backend' and pid <> all ($1))",
+            pids,
+        )
+    )
 
 
 async def test_h25_a_second_broker_is_refused(app: Connection, connect: Connect) -> None:
