@@ -118,7 +118,7 @@ async def test_m3_a_session_owns_one_message_that_no_other_gets(
     other = await connect()
     first, second = await publish(connection, 2)
     await wait(connection)
-    assert await owned(connection) == first
+    assert [row["id"] for row in await rows(connection, "owned")] == [first]
     assert (await wait(other))["id"] == second
     assert await rows(other, "claim", quantity=9) == []
     assert await rows(other, "take", queue="default", quantity=9) == []
@@ -233,29 +233,64 @@ async def test_m7_what_ends_its_owners_is_dead_where_attempts_are_counted(
     assert dead["details"] == "the session that owned it is gone"
 
 
-async def test_m8_what_the_owner_has_ended_stays_ended(connection: Connection) -> None:
-    first, second = await publish(connection, 2)
+@pytest.mark.parametrize("by", ["delete", "finish"])
+async def test_m8_what_the_owner_has_deleted_stays_deleted(
+    connection: Connection, connect: Connect, by: str
+) -> None:
+    first, second, third = await publish(connection, 3)
+
+    async def remove(found: asyncpg.Record) -> None:
+        if by == "delete":
+            await connection.execute("delete from messages.message where id = $1", found["id"])
+        else:
+            assert await value(
+                connection, "finish", id=found["id"], lock_token=found["lock_token"]
+            )
+
+    async def left() -> list[int]:
+        return sorted(row["id"] for row in await rows(connection, "message_list"))
+
+    # An abort does not bring it back.
     found = await wait(connection)
-    assert await value(connection, "finish", id=first, lock_token=found["lock_token"])
-    assert await owned(connection) is None
+    assert found["id"] == first
+    await remove(found)
+    assert await rows(connection, "owned") == []
     assert await value(connection, "release_owned") is False
-    assert await live(connection, first) is None
+    assert await left() == [second, third]
+    assert await rows(await connect(), "claim_id", id=first) == []
+    # The end removes no other one, neither what waits nor what has come since.
     found = await wait(connection)
-    assert await value(connection, "finish", id=second, lock_token=found["lock_token"])
-    await publish(connection, 1)
+    assert found["id"] == second
+    await remove(found)
+    [new] = await publish(connection, 1)
     assert await value(connection, "finish_owned") is False
-    assert len(await rows(connection, "message_list")) == 1
+    assert await left() == [third, new]
+    # Nor does the next wait, which finishes what is owned.
+    found = await wait(connection)
+    assert found["id"] == third
+    await remove(found)
+    assert (await wait(connection))["id"] == new
+    assert await left() == [new]
+    ended = await rows(connection, "archive_list", quantity=10)
+    assert sorted(row["id"] for row in ended) == ([first, second, third] if by == "finish" else [])
 
 
 async def test_m9_several_queues_go_by_their_place(connection: Connection) -> None:
     await create(connection, "high", "low")
-    [low] = await publish(connection, 1, "low")
-    [high] = await publish(connection, 1, "high")
+    lows = await publish(connection, 2, "low")
+    highs = await publish(connection, 2, "high")
     seen = []
-    for _ in range(3):
+    for _ in range(5):
         found = await wait(connection, "high", "low")
         seen.append((found["place"], found["id"], found["queue"]))
-    assert seen == [(1, high, "high"), (2, low, "low"), (0, None, None)]
+        # Of the other queue the owner sees nothing.
+        owned_ids = [row["id"] for row in await rows(connection, "owned")]
+        assert owned_ids == ([found["id"]] if found["place"] else [])
+    assert seen == [
+        *((1, id_, "high") for id_ in highs),
+        *((2, id_, "low") for id_ in lows),
+        (0, None, None),
+    ]
 
 
 async def test_m10_who_waits_for_several_wakes_for_whichever_comes(
@@ -367,49 +402,106 @@ async def test_m17_a_place_is_received_once_and_another_source_has_its_own(
             "select * from messages.receive($1, $2::text::jsonb)", source, json.dumps(sent)
         )
         assert report is not None
-        assert report["published"] == published
+        assert (report["published"], report["known"]) == (published, 1 - published)
     assert len(await rows(connection, "message_list")) == 2
+    # Only what is received counts: whoever publishes beside it is not held to a place.
+    await publish(connection, 1)
+    assert len(await rows(connection, "message_list")) == 3
+    with pytest.raises(InvalidArgumentError):
+        await connection.fetchval("select messages.receive('', $1::text::jsonb)", json.dumps(sent))
 
 
-async def test_m18_the_mark_of_what_was_received_outlives_its_session(
-    connection: Connection, connect: Connect
+@pytest.mark.parametrize("before", ["it waits", "it is taken"])
+async def test_m18_the_mark_of_what_was_received_outlives_a_restart(
+    mortal: Mortal, before: str
 ) -> None:
-    sent = json.dumps([{"place": "1", "queue": "default", "message": 1}])
-    receive = "select (messages.receive('a', $1::text::jsonb)).published"
-    doomed = await connect()
-    assert await doomed.fetchval(receive, sent) == 1
-    await terminate(connection, doomed)
-    await rows(connection, "take", queue="default")
-    assert await (await connect()).fetchval(receive, sent) == 0
-
-
-async def test_m19_a_message_moves_once_whatever_is_cut_off_between_the_steps(
-    connection: Connection, connect: Connect
-) -> None:
-    receive = "select (messages.receive('here', $1::text::jsonb)).published"
+    connection = await mortal.connect()
     await create(connection, "target")
-    [id_] = await publish(connection, 1)
-    for published, is_last in ((1, False), (0, True)):
-        relay = await connect()
+    receive = "select (messages.receive($1, $2::text::jsonb)).published"
+
+    def sent(place: int) -> str:
+        return json.dumps([{"place": str(place), "queue": "target", "message": place}])
+
+    for source in ("a", "b"):
+        assert await connection.fetchval(receive, source, sent(1)) == 1
+    left = 2
+    if before == "it is taken":
+        left -= len(await rows(connection, "take", queue="target", quantity=2))
+    await mortal.crash()
+    connection = await mortal.connect()
+    # Each source has its own mark, of this place and of no other.
+    for source in ("a", "b"):
+        assert await connection.fetchval(receive, source, sent(1)) == 0
+    assert len(await rows(connection, "message_list", queue="target")) == left
+    assert await connection.fetchval(receive, "c", sent(1)) == 1
+    assert await connection.fetchval(receive, "a", sent(2)) == 1
+
+
+POINTS = ["owned", "received", "removed", "committed"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_m19_a_message_moves_once_wherever_its_relay_is_cut_off(
+    connection: Connection, connect: Connect, point: str
+) -> None:
+    """The processes themselves are killed in tests/relay/test_killed.py."""
+    fields = {"priority": 7, "type": "order", "key": "k", "headers": {"h": [1]}}
+    await create(connection, "target")
+    id_ = await value(connection, "publish", queue="default", message={"n": 1.50}, **fields)
+
+    async def is_there(queue: str) -> int:
+        return len(await rows(connection, "message_list", queue=queue))
+
+    async def move(relay: Connection, cut: str | None) -> None:
+        """Take the steps of a relay up to that point, behind which it is cut off."""
         found = await wait(relay)
-        assert found["id"] == id_
-        sent = [{"place": str(id_), "queue": "target", "message": found["message"]}]
-        assert await connection.fetchval(receive, json.dumps(sent)) == published
-        if is_last:
-            assert await value(relay, "finish_owned")
-        else:  # accepted there, and not yet removed here
-            await terminate(connection, relay)
-            await connection.execute("select messages._return_owned(9)")
-    assert len(await rows(connection, "message_list", queue="target")) == 1
-    assert len(await rows(connection, "message_list", queue="default")) == 0
+        if found["id"] is None:
+            return
+        if cut == "owned":
+            return
+        [row] = await rows(relay, "owned")
+        sent = {"place": str(id_), "queue": "target", "message": row["message"]}
+        sent |= {name: row[name] for name in fields}
+        await connection.fetch(
+            "select messages.receive('here', $1::text::jsonb)", json.dumps([sent])
+        )
+        # It is removed here only after the other side has accepted it.
+        assert (await is_there("default"), await is_there("target")) == (1, 1)
+        if cut == "received":
+            return
+        if cut == "removed":
+            await relay.execute("begin")
+        assert await value(relay, "finish_owned")
+
+    relay = await connect()
+    await move(relay, point)
+    await terminate(connection, relay)
+    await connection.execute("select messages._return_owned(9)")
+    assert await is_there("default") == (0 if point == "committed" else 1)
+    await move(await connect(), None)
+    assert await is_there("default") == 0
+    [row] = await rows(connection, "message_list", queue="target")
+    [received] = await rows(connection, "claim", queues=["target"])
+    assert received["id"] == row["id"]
+    assert received["message"] == {"n": 1.5}
+    assert {name: received[name] for name in fields} == fields
 
 
 async def test_m20_large_payloads_are_intact(connection: Connection) -> None:
-    await value(connection, "alter_queue", name="default", max_bytes=1_000_000)
+    await create(connection, "target")
+    for queue in ("default", "target"):
+        await value(connection, "alter_queue", name=queue, max_bytes=1_000_000)
     for size in (16_000, 480_000):
         text = "x\u00e9\u4e2d" * (size // 3)
         await value(connection, "publish", queue="default", message={"t": text})
-        assert (await wait(connection))["message"] == {"t": text}
+        found = await wait(connection)
+        assert found["message"] == {"t": text}
+        # And through what a relay does.
+        sent = [{"place": str(size), "queue": "target", "message": found["message"]}]
+        await connection.execute(
+            "select messages.receive('here', $1::text::jsonb)", json.dumps(sent)
+        )
+        assert (await wait(connection, "target"))["message"] == {"t": text}
 
 
 async def test_m21_a_truncated_message_is_gone_for_its_owner(connection: Connection) -> None:
@@ -424,17 +516,22 @@ async def test_m21_a_truncated_message_is_gone_for_its_owner(connection: Connect
         await connection.execute("truncate messages.message")
 
 
-async def test_m22_a_drop_waits_for_nobody(connection: Connection, connect: Connect) -> None:
+@pytest.mark.parametrize("queues", [["q"], ["q", "p"]])
+async def test_m22_a_drop_waits_for_nobody(
+    connection: Connection, connect: Connect, queues: list[str]
+) -> None:
     await create(connection, "q", "p")
     owner, waiter = await connect(), await connect()
     await publish(connection, 1, "q")
     await wait(owner, "q")
-    waiting = asyncio.create_task(wait(waiter, "q", "p", timeout=0.6))
-    await until_waiting(connection, waiter)
     began = time.monotonic()
+    waiting = asyncio.create_task(wait(waiter, *queues, timeout=0.6))
+    await until_waiting(connection, waiter)
+    dropping = time.monotonic()
     await value(connection, "drop_queue", name="q", force=True)
-    assert time.monotonic() - began < 0.3
+    assert time.monotonic() - dropping < 0.3
     assert (await waiting)["place"] == 0
+    assert time.monotonic() - began >= 0.6
     assert await owned(owner) is None
     assert await value(owner, "finish_owned") is False
 
@@ -476,12 +573,22 @@ async def test_m24_a_wait_with_an_error_has_finished_what_was_owned(
 
 
 async def test_m25_a_queue_is_counted(connection: Connection) -> None:
+    await create(connection, "other")
+
+    async def counts(queue: str) -> tuple[int, int, int]:
+        [info] = await rows(connection, "queue_info", queue=queue)
+        *_, total = await rows(connection, "archive_summary", queue=queue) or [{"messages": 0}]
+        return info["waiting"], info["locked"], total["messages"]
+
     await publish(connection, 3)
+    assert await counts("default") == (3, 0, 0)
     await wait(connection)
     await wait(connection)
-    [info] = await rows(connection, "queue_info", queue="default")
-    *_, total = await rows(connection, "archive_summary", queue="default")
-    assert (info["waiting"], info["locked"], total["messages"]) == (1, 1, 1)
+    assert await counts("default") == (1, 1, 1)
+    # What an abort has restored waits again.
+    await value(connection, "release_owned")
+    assert await counts("default") == (2, 0, 1)
+    assert await counts("other") == (0, 0, 0)
 
 
 async def test_m26_a_queue_for_each_subscriber(connection: Connection) -> None:
