@@ -515,7 +515,8 @@ async def has_waiter(app: Connection) -> bool:
 async def has_no_worker(app: Connection) -> bool:
     return bool(
         await app.fetchval(
-            "select not exists (select from pg_stat_activity where backend_type = 'parallel worker')"
+            "select not exists "
+            "(select from pg_stat_activity where backend_type = 'parallel worker')"
         )
     )
 

@@ -243,9 +243,7 @@ async def test_m8_what_the_owner_has_deleted_stays_deleted(
         if by == "delete":
             await connection.execute("delete from messages.message where id = $1", found["id"])
         else:
-            assert await value(
-                connection, "finish", id=found["id"], lock_token=found["lock_token"]
-            )
+            assert await value(connection, "finish", id=found["id"], lock_token=found["lock_token"])
 
     async def left() -> list[int]:
         return sorted(row["id"] for row in await rows(connection, "message_list"))
