@@ -1,0 +1,245 @@
+"""Conditions of gates, each in the state where no other condition protects what it protects.
+
+A gate decides who gets a message or an event, or who ends it. Most of its conditions are covered
+by the tests of its file; here are those whose loss no other test sees.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from database import archived, claim_one, live, publish, rows, terminate, value
+from notifyq.errors import QueueFullError
+
+if TYPE_CHECKING:
+    from database import Connect, Connection
+
+HOUR = timedelta(hours=1)
+
+
+async def next_batch(connection: Connection, subscriber: str, **options: Any) -> int | None:
+    batch: int | None = await value(
+        connection, "next_batch", stream="s", subscriber=subscriber, **options
+    )
+    return batch
+
+
+async def read(connection: Connection, subscriber: str, **options: Any) -> list[Any]:
+    """Return the payloads of the next batch, and finish it."""
+    batch = await next_batch(connection, subscriber, **options)
+    if batch is None:
+        return []
+    events = await rows(connection, "batch_events", batch=batch)
+    assert await value(connection, "finish_batch", batch=batch)
+    return [event["message"] for event in events]
+
+
+@pytest.fixture
+async def stream(connection: Connection) -> None:
+    await value(connection, "create_stream", name="s")
+    for subscriber in ("ann", "bob"):
+        await value(connection, "subscribe", stream="s", subscriber=subscriber)
+
+
+@pytest.mark.parametrize("takeover", [None, timedelta(microseconds=1)])
+@pytest.mark.usefixtures("stream")
+async def test_a_member_holds_no_batch_of_another_subscription(
+    connection: Connection, takeover: timedelta | None
+) -> None:
+    await publish(connection, 1, "s")
+    of_ann = await next_batch(connection, "ann", member="m")
+    of_bob = await next_batch(connection, "bob", member="m", takeover=takeover)
+    assert of_bob != of_ann
+    [about] = await rows(connection, "batch_info", batch=of_bob)
+    assert about["subscriber"] == "bob"
+
+
+@pytest.mark.parametrize("settle", ["retry_event", "fail_event"])
+@pytest.mark.usefixtures("stream")
+async def test_the_outcome_of_another_subscriber_is_none(
+    connection: Connection, settle: str
+) -> None:
+    [event] = await publish(connection, 1, "s")
+    for subscriber in ("ann", "bob"):
+        batch = await next_batch(connection, subscriber)
+        assert await value(connection, settle, batch=batch, event=event) is True
+        assert await value(connection, settle, batch=batch, event=event) is False
+
+
+@pytest.mark.usefixtures("stream")
+async def test_a_tick_of_another_stream_ends_no_batch(connection: Connection) -> None:
+    await value(connection, "create_stream", name="t")
+    await publish(connection, 1, "s")
+    await value(connection, "tick", stream="t")
+    await publish(connection, 1, "s")
+    await value(connection, "tick", stream="s")
+    assert await read(connection, "ann") == [0, 0]
+
+
+@pytest.mark.usefixtures("stream")
+async def test_a_tick_that_is_committed_late_takes_no_subscriber_back(
+    connection: Connection, connect: Connect
+) -> None:
+    late = await connect()
+    async with late.transaction():
+        await value(late, "tick", stream="s")
+        await publish(connection, 2, "s")
+        assert await read(connection, "ann") == [0, 1]
+    # The tick is older than what ann has seen: nothing is behind it for her.
+    assert await next_batch(connection, "ann") is None
+    await connection.execute("select messages.publish('s', '2')")
+    assert await read(connection, "ann") == [2]
+    assert await next_batch(connection, "ann") is None
+
+
+@pytest.mark.usefixtures("stream")
+async def test_a_forward_leaves_what_others_have_put_off(connection: Connection) -> None:
+    await value(connection, "create_queue", name="q")
+    await value(connection, "forward", stream="s", subscriber="carl", queue="q")
+    [event] = await publish(connection, 1, "s")
+    batch = await next_batch(connection, "ann")
+    assert await value(connection, "retry_event", batch=batch, event=event, delay=HOUR)
+    assert await value(connection, "finish_batch", batch=batch)
+    assert await value(connection, "forward_pending") == 1
+    [info] = await rows(connection, "subscription_info", stream="s", subscriber="ann")
+    assert info["retries"] == 1
+
+
+async def dead(connection: Connection, quantity: int) -> list[int]:
+    ids = await publish(connection, quantity)
+    for row in await rows(connection, "claim", quantity=quantity):
+        assert await value(
+            connection, "finish", id=row["id"], lock_token=row["lock_token"], status="failed"
+        )
+    return ids
+
+
+async def test_of_dead_messages_only_those_that_are_named_are_retried(
+    connection: Connection,
+) -> None:
+    first, *others = await dead(connection, 3)
+    assert len(await connection.fetch("select messages.dead_retry($1)", first)) == 1
+    left = await rows(connection, "dead_list", queue="default")
+    assert sorted(row["id"] for row in left) == others
+    assert len(await rows(connection, "message_list")) == 1
+
+
+@pytest.mark.usefixtures("stream")
+async def test_events_that_were_skipped_as_a_whole_are_not_retried(connection: Connection) -> None:
+    await value(connection, "alter_stream", name="s", max_events=1)
+    await publish(connection, 3, "s")
+    await rows(connection, "maintain")
+    skipped = await rows(connection, "dead_list", queue="s")
+    assert skipped
+    for row in skipped:
+        assert row["event_id"] is None
+        assert await connection.fetch("select messages.dead_retry($1)", row["id"]) == []
+    assert await rows(connection, "message_list") == []
+    assert await connection.fetchval("select count(*) from messages.redrive") == 0
+
+
+async def test_a_dedup_key_is_taken_in_its_queue_alone(connection: Connection) -> None:
+    await value(connection, "create_queue", name="other")
+    ids = [
+        await value(connection, "publish", queue=queue, message=1, dedup_key="k", dedup_window=HOUR)
+        for queue in ("default", "other", "default", "other")
+    ]
+    assert len(set(ids)) == 2
+    assert ids[:2] == ids[2:]
+
+
+async def test_what_is_received_is_merged_with_a_message_of_its_queue_alone(
+    connection: Connection,
+) -> None:
+    await value(connection, "create_queue", name="other")
+    await value(connection, "publish", queue="other", message=1, dedup_key="k")
+    await value(connection, "publish", queue="default", message=1, dedup_key="another")
+    sent = [
+        {"place": str(place), "queue": "default", "message": 1, "dedup_key": "k"}
+        for place in range(2)
+    ]
+    reports = [
+        await connection.fetchrow("select * from messages.receive('a', $1)", [each])
+        for each in sent
+    ]
+    assert [(row["published"], row["merged"]) for row in reports if row] == [(1, 0), (0, 1)]
+
+
+async def test_messages_of_other_queues_take_no_room(connection: Connection) -> None:
+    await publish(connection, 20)
+    await rows(connection, "claim", quantity=5)
+    await value(connection, "publish", queue="default", message=1, delay=HOUR)
+    await value(connection, "create_queue", name="small", capacity=3)
+    for _ in range(3):
+        await publish(connection, 1, "small")
+    with pytest.raises(QueueFullError):
+        await publish(connection, 1, "small")
+    await rows(connection, "take", queue="small")
+    await publish(connection, 1, "small")
+    with pytest.raises(QueueFullError):
+        await publish(connection, 1, "small")
+
+
+async def test_a_message_that_is_named_twice_ends_once_as_its_own_token_says(
+    connection: Connection,
+) -> None:
+    [id_] = await publish(connection, 1)
+    token = (await claim_one(connection))["lock_token"]
+    ended = await connection.fetch(
+        "select messages.finish_many($1, $2, $3::text[]::messages.message_status[])",
+        [id_, id_],
+        [token - 1, token],
+        ["failed", "success"],
+    )
+    assert [row[0] for row in ended] == [id_]
+    assert [row["status"] for row in await archived(connection, id_)] == ["success"]
+
+
+async def test_who_has_lost_a_message_to_another_owns_none(
+    connection: Connection, connect: Connect
+) -> None:
+    owner = await connect()
+    [id_] = await publish(connection, 1)
+    await owner.fetch("call messages.wait(array['default'], '0')")
+    [own] = await rows(owner, "owned")
+    assert await value(connection, "release", id=id_, lock_token=own["lock_token"])
+    assert (await claim_one(connection))["id"] == id_
+    assert await rows(owner, "owned") == []
+
+
+async def test_a_session_that_dies_returns_no_message_that_a_worker_has_claimed(
+    connection: Connection, connect: Connect
+) -> None:
+    first, second = await publish(connection, 2)
+    doomed = await connect()
+    await doomed.fetch("call messages.wait(array['default'], '0')")
+    [claimed] = await rows(connection, "claim")
+    assert claimed["id"] == second
+    await terminate(connection, doomed)
+    assert await value(connection, "_return_owned", quantity=10) == 1
+    for id_, state in ((first, "waiting"), (second, "locked")):
+        row = await live(connection, id_)
+        assert row is not None
+        assert row["state"] == state
+    assert await value(connection, "finish", id=second, lock_token=claimed["lock_token"])
+
+
+async def test_what_an_index_has_found_and_another_has_claimed_is_not_handed_out(
+    connection: Connection,
+) -> None:
+    first, second = await publish(connection, 2)
+    await connection.execute("create index on messages.message using gin (message)")
+    assert (await claim_one(connection))["id"] == first
+    # As if it had been claimed between the look into the index and the lock of the row.
+    await connection.execute(
+        "create or replace function messages._found_by_index"
+        "(queue text, quantity integer, filter jsonpath) returns bigint[] language sql "
+        f"as 'select array[{first}, {second}]::bigint[]'"
+    )
+    found = await connection.fetch("select * from messages.claim(filter => '$.a == 1')")
+    assert [row["id"] for row in found] == [second]
+    found = await connection.fetch("select * from messages.claim(filter => '$.a == 1')")
+    assert found == []
