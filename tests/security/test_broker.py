@@ -112,9 +112,32 @@ async def test_what_another_has_registered_is_not_ours(shared: Connection, enter
     [subscription] = await shared.fetchrow(  # type: ignore[misc]
         "select subscription from messages.subscriber_procedure"
     )
-    assert not await worker.fetchval("select messages.broker_note($1, 1, 1, null)", subscription)
-    await worker.execute("select messages.broker_done($1, 1, 9, 9, 9, true)", subscription)
-    assert await shared.fetchval("select handled from messages.subscriber_procedure") == 0
+    # Neither with a batch that is none, nor with the one that is open.
+    event = await shared.fetchval("select messages.publish('s', '1')")
+    turn = await shared.fetchrow("select batch, act from messages.broker_next(1, null)")
+    assert turn is not None
+    assert turn["act"] == "open"
+    note = "select messages.broker_note($1, $2, $3, $4)"
+    for batch in (1, turn["batch"]):
+        assert not await worker.fetchval(note, subscription, batch, event, "no")
+        await worker.execute(
+            "select messages.broker_done($1, $2, 9, 9, 9, true)", subscription, batch
+        )
+    state = "select batch, handled, failed from messages.subscriber_procedure"
+    assert tuple(await shared.fetchrow(state) or ()) == (turn["batch"], 0, 0)
+    assert await shared.fetchval("select messages.dead_count()") == 0
+    # Who has registered it goes on.
+    assert await shared.fetchval(note, subscription, turn["batch"], event, None)
+
+
+async def test_a_broker_takes_no_turn_for_another(shared: Connection, enter: Enter) -> None:
+    worker = await enter("worker")
+    await shared.execute("create procedure shared.p() language sql as 'select'")
+    await shared.execute("select messages.register('s', 'p', 'shared.p')")
+    await shared.execute("select messages.publish('s', '1')")
+    next_turn = "select act from messages.broker_next(1, null)"
+    assert await worker.fetchval(next_turn) == "idle"
+    assert await shared.fetchval(next_turn) == "open"
 
 
 async def test_whoever_takes_the_keys_of_a_broker_stops_nothing(
