@@ -13,6 +13,7 @@ import pytest
 
 from database import create_clone, drop_database, install, open_session, session, until
 from notifyq.config import with_database
+from notifyq.testing.plugin import cloned
 from servers import kept_server
 
 if TYPE_CHECKING:
@@ -80,3 +81,10 @@ async def mortal(own_server: Server) -> AsyncIterator[Mortal]:
         left = await admin.fetch("select gid from pg_prepared_xacts where database = $1", name)
         assert not left, "prepared transactions are left"
         await drop_database(admin, name)
+
+
+@pytest.fixture
+def second_database(server: str, template: str) -> Iterator[str]:
+    """Give another database of the same server, to compare with."""
+    with cloned(server, template, f"notifyq_test_{os.getpid()}_beside") as dsn:
+        yield dsn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import statistics
 import time
@@ -23,7 +22,6 @@ from database import (
     until,
     value,
 )
-from notifyq.testing.plugin import cloned
 from servers import kept_server
 
 if TYPE_CHECKING:
@@ -261,13 +259,6 @@ async def until_vacuumed(connection: Connection) -> None:
         return await vacuums(connection) > before
 
     await until(was_there, "autovacuum was there", 30)
-
-
-@pytest.fixture
-def second_database(server: str, template: str) -> Iterator[str]:
-    """Give another database of the same server, to compare with."""
-    with cloned(server, template, f"notifyq_test_{os.getpid()}_beside") as dsn:
-        yield dsn
 
 
 async def take_ten(session: Connection) -> None:

@@ -23,7 +23,8 @@ from broker.procedures import (
     send,
     until_seen,
 )
-from database import Notices, install, session, until, until_blocked
+from broker.test_process import DEAF, serving
+from database import Notices, install, session, terminate, until, until_blocked
 from notifyq.errors import DatabaseError, InvalidArgumentError
 from servers import kept_server
 
@@ -43,6 +44,8 @@ EXACT = {
     "int[]": "'{1,null,3}'",
     "jsonb": """'{"a": [1.50]}'""",
     "int4range": "'[1,5)'",
+    "public.pair": """'(1,"a,""b")'""",
+    "public.mood": "'sad'",
 }
 
 
@@ -119,13 +122,32 @@ async def test_h4_reading_another_type_is_an_error_of_that_procedure_alone(
     for name in ("good", "wrong"):
         await app.execute("select messages.register('r', $1, 'app.' || $1)", name)
     await app.execute("select messages.enqueue('r', 5)")
+    notices = Notices(app)
     await drain(app)
     assert await seen(app) == ["5"]
+    # It is logged.
+    [line] = await notices.said("WARNING")
+    assert "of subscriber wrong in stream r" in line
+    assert "SQLSTATE 42804" in line
     [dead] = await app.fetch("select subscriber, details from messages.dead_message")
     assert dead["subscriber"] == "wrong"
     assert "SQLSTATE 42804" in dead["details"]
 
 
+@pytest.fixture
+async def kinds(app: Connection) -> AsyncIterator[None]:
+    await app.execute(
+        "create type public.pair as (n integer, t text); "
+        "create type public.mood as enum ('sad', 'glad')"
+    )
+    yield
+    await app.execute(
+        "select messages.drop_stream(name, true) from messages.stream; "
+        "drop type public.pair cascade; drop type public.mood cascade"
+    )
+
+
+@pytest.mark.usefixtures("kinds")
 async def test_h5_values_are_exact(app: Connection) -> None:
     for number, (kind, value) in enumerate(EXACT.items()):
         await typed(app, f"t{number}", kind)
@@ -140,6 +162,7 @@ async def test_h5_values_are_exact(app: Connection) -> None:
             select messages.enqueue('t{number}', ({value})::{kind});
         """)
     await drain(app)
+    assert await app.fetch("select queue, details from messages.dead_message") == []
     for number, kind in enumerate(EXACT):
         assert await app.fetchval(f"select is_exact from app.t{number}"), kind
 
@@ -218,10 +241,14 @@ async def test_h11_a_message_is_delivered_when_it_is_committed(
 ) -> None:
     publisher = await connect()
     await register(app, "a")
+    stored = "select count(*) from messages.event"
+    before = await app.fetchval(stored)
     async with publisher.transaction():
         await send(publisher, "x")
+        assert await app.fetchval(stored) == before
         await drain(app)
         assert await seen(app) == []
+    assert await app.fetchval(stored) == before + 1
     await drain(app)
     assert await seen(app) == ["x"]
 
@@ -326,6 +353,28 @@ async def test_h16_a_message_is_gone_though_its_procedure_reads_none(app: Connec
         assert await app.fetchval("select count(*) from app.calls") == 1
 
 
+async def test_h16_a_killed_broker_leaves_each_message_with_one_effect(
+    app: Connection, connect: Connect
+) -> None:
+    """Not at most once: what a killed call has done is undone, and done again once."""
+    await register(app, "a", "perform pg_advisory_xact_lock(1);")
+    await send(app, "x")
+    await app.execute("select pg_advisory_lock(1)")
+    broker = await connect()
+    task = asyncio.create_task(broker.execute("call messages.run_broker()"))
+    await until_blocked(app, broker)
+    await terminate(app, broker)
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+        await task
+    assert await seen(app) == []
+    await app.execute("select pg_advisory_unlock(1)")
+    for _ in range(2):
+        await drain(await connect())
+        assert await seen(app) == ["x"]
+    assert await calls(app) == (1, 0)
+    assert await app.fetchval("select messages.dead_count('s')") == 0
+
+
 async def test_h17_the_value_is_the_same_in_a_call(app: Connection) -> None:
     await register(app, "a", "insert into app.seen (value) values (messages.dequeue(null::text));")
     await send(app, "x")
@@ -390,6 +439,29 @@ async def test_h22_a_procedure_may_use_streams_and_queues(app: Connection) -> No
     await send(app, "x")
     assert not await drain(app)
     assert await seen(app) == ["x", "next"]
+    assert await app.fetchval("select array_agg(name) from messages.stream") == ["t"]
+
+
+async def test_h22_the_broker_stays_alive_whatever_a_procedure_does(
+    app: Connection, connect: Connect
+) -> None:
+    await app.execute("select messages.create_stream('t')")
+    await declare(app, "other")
+    await register(
+        app,
+        "a",
+        "perform messages.register('t', 'other', 'app.other'); "
+        "perform messages.publish('t', '\"next\"'); "
+        "perform messages.unregister('s', 'a'); perform messages.drop_stream('s', true);",
+    )
+    async with running(app, await connect()) as pid:
+        await send(app, "x")
+        await until_seen(app, "x", "next")
+        await send(app, "later", stream="t")
+        await until_seen(app, "later")
+        assert tuple(await status(app)) == (True, pid)
+        await app.execute("select messages.stop_broker()")
+    assert await seen(app) == ["x", "next", "later"]
 
 
 @pytest.mark.parametrize("at", ["idle", "busy"])
@@ -541,14 +613,20 @@ async def test_h25_a_second_broker_is_refused(app: Connection, connect: Connect)
         await app.execute("select messages.stop_broker()")
 
 
-def test_h26_an_entry_that_cannot_be_started_ends_the_start(shared_database: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("entry", ["postgres:nodb", "nobody:{here}"])
+def test_h26_an_entry_that_cannot_be_started_ends_the_start(
+    shared_database: str,  # noqa: F811
+    entry: str,
+) -> None:
+    here = shared_database.rpartition("/")[2]
+    bad = entry.format(here=here)
     ended = subprocess.run(
         [sys.executable, "-m", "notifyq", "broker", "--dsn", shared_database,
-         "--autostart", "postgres:nodb"],
+         "--autostart", f"postgres:{here}, {bad}"],
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert ended.returncode == 1
-    assert "postgres:nodb" in ended.stderr
+    assert bad in ended.stderr
 
 
 async def test_h27_events_are_delivered_after_a_procedure_has_ended_its_session(
@@ -567,10 +645,31 @@ async def test_h27_events_are_delivered_after_a_procedure_has_ended_its_session(
     assert await seen(app, "deadly") == ["x"]
 
 
-async def test_h28_queues_and_consumers_are_rows(app: Connection) -> None:
+async def test_h27_a_broker_is_back_after_the_end_of_its_session(
+    app: Connection,
+    database: str,  # noqa: F811
+) -> None:
+    await register(app, "a")
+    async with serving(database, [], DEAF):
+        await send(app, "before")
+        await until_seen(app, "before")
+        pid = (await status(app))["pid"]
+        began = time.monotonic()
+        assert await app.fetchval("select pg_terminate_backend($1)", pid)
+        await send(app, "later")
+        await until_seen(app, "later")
+        assert time.monotonic() - began <= 5
+        assert (await status(app))["pid"] != pid
+    assert await seen(app) == ["before", "later"]
+
+
+async def test_h28_queues_and_consumers_are_rows(app: Connection, second_database: str) -> None:
     await register(app, "a")
     assert await app.fetchval("select array_agg(name) from messages.stream") == ["s"]
     assert await app.fetchval("select array_agg(name) from messages.subscription") == ["a"]
+    async with session(second_database) as elsewhere:
+        for table in ("stream", "subscription"):
+            assert await elsewhere.fetchval(f"select count(*) from messages.{table}") == 0
 
 
 async def test_h29_the_order_is_that_of_the_session(app: Connection) -> None:
@@ -578,3 +677,11 @@ async def test_h29_the_order_is_that_of_the_session(app: Connection) -> None:
     await send(app, "1", "2", "3", "4", "5")
     await drain(app)
     assert await seen(app) == ["1", "2", "3", "4", "5"]
+
+
+async def test_h29_the_order_in_a_ring_is_that_of_the_session(app: Connection) -> None:
+    await app.execute(RING)
+    for number in range(1, 6):
+        await app.execute("select messages.publish('ring', to_jsonb($1::integer))", number)
+    taken = await app.fetch("select message from messages.take('ring', 5)")
+    assert [row["message"] for row in taken] == [1, 2, 3, 4, 5]
