@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from database import archived, claim_one, live, publish, rows, terminate, value
-from notifyq.errors import QueueFullError
+from notifyq.errors import LostReceiptsError, QueueFullError
 
 if TYPE_CHECKING:
     from database import Connect, Connection
@@ -245,3 +245,104 @@ async def test_what_an_index_has_found_and_another_has_claimed_is_not_handed_out
     assert [row["id"] for row in found] == [second]
     found = await connection.fetch("select * from messages.claim(filter => '$.a == 1')")
     assert found == []
+
+
+async def test_each_condition_of_a_redrive_leaves_out_what_it_names(
+    connection: Connection, stream: None
+) -> None:
+    await value(connection, "create_queue", name="other")
+    await dead(connection, 1)
+    for queue in ("default", "other"):
+        await publish(connection, 1, queue)
+        [row] = await rows(connection, "claim", queues=[queue])
+        await value(
+            connection, "finish", id=row["id"], lock_token=row["lock_token"], status="rejected"
+        )
+    [event] = await publish(connection, 1, "s")
+    for subscriber in ("ann", "bob"):
+        batch = await next_batch(connection, subscriber)
+        assert await value(connection, "fail_event", batch=batch, event=event)
+        assert await value(connection, "finish_batch", batch=batch)
+    old = "update messages.message_archive set archived_at = archived_at - interval '1 hour' "
+    await connection.execute(old + "where queue = 'other'")
+    half = await connection.fetchval("select now() - interval '30 minutes'")
+    transaction = connection.transaction
+    for conditions, quantity in (
+        ({}, 5),
+        ({"queue": "default"}, 2),
+        ({"queue": "default", "status": "failed"}, 1),
+        ({"status": "rejected"}, 2),
+        ({"status": "rejected", "since": half}, 1),
+        ({"status": "rejected", "until": half}, 1),
+        ({"queue": "s"}, 2),
+        ({"queue": "s", "subscriber": "ann"}, 1),
+        ({"subscriber": "bob"}, 1),
+    ):
+        undo = transaction()
+        await undo.start()
+        assert await value(connection, "redrive", **conditions) == quantity, conditions
+        assert await value(connection, "redrive", **conditions) == 0
+        await undo.rollback()
+
+
+async def test_the_receipts_of_another_source_do_not_stand_for_those_that_are_lost(
+    connection: Connection,
+) -> None:
+    await connection.execute(
+        "insert into messages.relay_receipt (source, place) values ('a', '1'), ('b', '2')"
+    )
+    check = "select messages._check_receipts($1, $2)"
+    await connection.execute(check, "a", ["1"])
+    for source, places in (("a", ["2"]), ("b", ["1"]), ("a", ["1", "2"])):
+        with pytest.raises(LostReceiptsError):
+            await connection.execute(check, source, places)
+
+
+@pytest.mark.parametrize("scope", ["live", "waiting"])
+async def test_a_newer_message_is_lost_in_no_older_one_that_has_given_up_its_key(
+    connection: Connection, scope: str
+) -> None:
+    """As where it was claimed between the look for the key and the lock of the row."""
+    id_ = await value(
+        connection, "publish", queue="default", message=1, dedup_key="k", dedup_scope=scope
+    )
+    await claim_one(connection)
+    renewed = await connection.fetchval(
+        "select messages._renew(m.id, m, '2', 'replace', null) from messages.message as m"
+    )
+    assert renewed == (id_ if scope == "live" else None)
+    row = await live(connection, id_)
+    assert row is not None
+    assert row["message"] == 1
+
+
+@pytest.mark.parametrize("state", ["waiting", "scheduled"])
+async def test_a_full_queue_drops_its_own_oldest_message_of_the_lowest_priority(
+    connection: Connection, state: str
+) -> None:
+    """Not an older one of another queue, nor an older one that is more important."""
+    delay = HOUR if state == "scheduled" else None
+    older = [
+        await value(connection, "publish", queue="default", message=1, delay=after)
+        for after in (None, HOUR)
+    ]
+    await value(connection, "create_queue", name="ring", capacity=3, overflow="drop_oldest")
+    # A scheduled one goes by its instant, whatever its priority.
+    ids = [
+        await value(
+            connection,
+            "publish",
+            queue="ring",
+            message=1,
+            priority=priority,
+            delay=delay and delay * (2 if number == 0 else 1),
+        )
+        for number, priority in enumerate((1, 0, 0))
+    ]
+    newest = await value(
+        connection, "publish", queue="ring", message=1, priority=1, delay=delay and delay * 3
+    )
+    left = sorted(row["id"] for row in await rows(connection, "message_list"))
+    assert left == sorted([*older, ids[0], ids[2], newest])
+    [dropped] = await archived(connection, ids[1])
+    assert (dropped["status"], dropped["queue"]) == ("rejected", "ring")
