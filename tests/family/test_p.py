@@ -393,8 +393,8 @@ async def test_p17_a_failed_event_is_kept_for_its_subscriber(s: Connection) -> N
     assert await dead_retry(s, first["id"]) == []
     assert await value(s, "dead_count", **count) == 1
     batch = await next_batch(s)
-    [event] = await batch_events(s, batch)
-    assert (event["id"], event["message"], event["retries"]) == (ids[0], "bad", 1)
+    [again] = await batch_events(s, batch)
+    assert (again["id"], again["message"], again["retries"]) == (ids[0], "bad", 1)
     assert await finish(s, batch)
     assert await nothing(s)
     # Deleted, it is gone for good.
