@@ -126,7 +126,8 @@ async def test_what_another_has_registered_is_not_ours(shared: Connection, enter
     state = "select batch, handled, failed from messages.subscriber_procedure"
     assert tuple(await shared.fetchrow(state) or ()) == (turn["batch"], 0, 0)
     assert await shared.fetchval("select messages.dead_count()") == 0
-    # Who has registered it goes on.
+    # Who has registered it goes on, with this batch.
+    assert not await shared.fetchval(note, subscription, 1, event, None)
     assert await shared.fetchval(note, subscription, turn["batch"], event, None)
 
 

@@ -346,3 +346,53 @@ async def test_a_full_queue_drops_its_own_oldest_message_of_the_lowest_priority(
     assert left == sorted([*older, ids[0], ids[2], newest])
     [dropped] = await archived(connection, ids[1])
     assert (dropped["status"], dropped["queue"]) == ("rejected", "ring")
+
+
+@pytest.mark.usefixtures("stream")
+async def test_a_poll_of_a_member_waits_for_no_batch_of_another_subscription(
+    connection: Connection,
+) -> None:
+    await publish(connection, 1, "s")
+    assert await read(connection, "bob", member="m") == [0]
+    assert await next_batch(connection, "ann", member="m")
+    async with connection.transaction():
+        assert await next_batch(connection, "bob", member="m") is None
+        assert await connection.fetchval("select pg_current_xact_id_if_assigned() is null")
+
+
+@pytest.mark.usefixtures("stream")
+async def test_a_seek_leaves_the_outcomes_of_another_subscriber(connection: Connection) -> None:
+    first, second = await publish(connection, 2, "s")
+    batch = await next_batch(connection, "bob")
+    assert await value(connection, "retry_event", batch=batch, event=second)
+    assert await value(connection, "finish_batch", batch=batch)
+    batch = await next_batch(connection, "bob")
+    assert await value(connection, "fail_event", batch=batch, event=second)
+    await value(connection, "seek", stream="s", subscriber="ann", place="start")
+    # It has failed once, and not twice.
+    assert await value(connection, "fail_event", batch=batch, event=second) is False
+    assert await value(connection, "dead_count", queue="s", subscriber="bob") == 1
+    assert await value(connection, "finish_batch", batch=batch)
+    await value(connection, "seek", stream="s", subscriber="bob", place="start")
+    batch = await next_batch(connection, "bob")
+    assert await value(connection, "retry_event", batch=batch, event=first)
+    assert await value(connection, "finish_batch", batch=batch)
+    batch = await next_batch(connection, "bob")
+    await value(connection, "seek", stream="s", subscriber="ann", place="start")
+    # What is handed out to bob stays in his batch.
+    events = await rows(connection, "batch_events", batch=batch)
+    assert [event["id"] for event in events] == [first]
+
+
+async def test_marks_of_other_targets_and_sources_are_neither_shown_nor_forgotten(
+    connection: Connection,
+) -> None:
+    await connection.execute(
+        "insert into messages.relay_mark (target, source, place, noted_at) "
+        "values ('t', 's', '1', now()), ('other', 's', '2', now()), ('t', 'other', '3', now()), "
+        "('t', 's', '4', now() - interval '2 hours')"
+    )
+    marks = await connection.fetch("select messages.relay_marks('t', 's', interval '1 hour')")
+    assert [row[0] for row in marks] == ["1"]
+    assert await connection.fetchval("select messages.relay_forget('t')") == 3
+    assert await connection.fetchval("select array_agg(place) from messages.relay_mark") == ["2"]
