@@ -396,3 +396,25 @@ async def test_marks_of_other_targets_and_sources_are_neither_shown_nor_forgotte
     assert [row[0] for row in marks] == ["1"]
     assert await connection.fetchval("select messages.relay_forget('t')") == 3
     assert await connection.fetchval("select array_agg(place) from messages.relay_mark") == ["2"]
+
+
+@pytest.mark.usefixtures("stream")
+async def test_a_seek_keeps_what_was_put_off_and_is_handed_out_again(
+    connection: Connection,
+) -> None:
+    [event] = await publish(connection, 1, "s")
+    batch = await next_batch(connection, "ann")
+    assert await value(connection, "retry_event", batch=batch, event=event)
+    assert await value(connection, "finish_batch", batch=batch)
+    assert await next_batch(connection, "ann") is not None
+    await value(connection, "seek", stream="s", subscriber="ann", place="now")
+    assert await read(connection, "ann") == [0]
+
+
+@pytest.mark.usefixtures("stream")
+async def test_a_member_takes_over_no_batch_that_is_finished(connection: Connection) -> None:
+    await publish(connection, 1, "s")
+    assert await read(connection, "ann", member="m") == [0]
+    await connection.execute("select messages.publish('s', '1')")
+    takeover = timedelta(microseconds=1)
+    assert await read(connection, "ann", member="n", takeover=takeover) == [1]
