@@ -323,7 +323,7 @@ async def test_a_full_queue_drops_its_own_oldest_message_of_the_lowest_priority(
     """Not an older one of another queue, nor an older one that is more important."""
     delay = HOUR if state == "scheduled" else None
     older = [
-        await value(connection, "publish", queue="default", message=1, delay=after)
+        await value(connection, "publish", queue="default", message=1, priority=-5, delay=after)
         for after in (None, HOUR)
     ]
     await value(connection, "create_queue", name="ring", capacity=3, overflow="drop_oldest")
