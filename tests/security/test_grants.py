@@ -93,6 +93,20 @@ async def test_nobody_else_consumes(bills: int, enter: Enter, connection: Connec
     assert await worker.fetch("select * from messages.claim(quantity => 10)") == []
 
 
+async def test_a_message_of_another_role_is_not_known_by_its_id(
+    bills: int, enter: Enter, connection: Connection
+) -> None:
+    """Neither by an error that only a message of a queue with limits raises, nor once owned."""
+    worker = await enter("worker")
+    id_ = await value(connection, "publish", queue="default", message=1)
+    await worker.fetch("call messages.wait(array['default'], '0')")
+    assert [row["id"] for row in await worker.fetch("select id from messages.owned()")] == [id_]
+    await value(connection, "grant_queue", queue="default", role=role_name("billing"))
+    assert await worker.fetch("select id from messages.owned()") == []
+    await value(connection, "alter_queue", name="bills", concurrency=1)
+    assert await worker.fetch("select * from messages.claim_id($1)", bills) == []
+
+
 async def test_guessed_tokens_settle_nothing(
     bills: int, enter: Enter, connection: Connection
 ) -> None:

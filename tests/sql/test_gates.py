@@ -418,3 +418,20 @@ async def test_a_member_takes_over_no_batch_that_is_finished(connection: Connect
     await connection.execute("select messages.publish('s', '1')")
     takeover = timedelta(microseconds=1)
     assert await read(connection, "ann", member="n", takeover=takeover) == [1]
+
+
+async def test_a_message_that_has_given_up_its_key_and_waits_again_is_not_renewed(
+    connection: Connection,
+) -> None:
+    id_ = await value(
+        connection, "publish", queue="default", message=1, dedup_key="k", dedup_scope="waiting"
+    )
+    row = await claim_one(connection)
+    assert await value(connection, "release", id=id_, lock_token=row["lock_token"])
+    renewed = await connection.fetchval(
+        "select messages._renew(m.id, m, '2', 'replace', null) from messages.message as m"
+    )
+    assert renewed is None
+    left = await live(connection, id_)
+    assert left is not None
+    assert left["message"] == 1
