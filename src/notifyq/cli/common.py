@@ -50,10 +50,12 @@ log = logging.getLogger("notifyq")
 
 T = TypeVar("T")
 
-# Into a pipe or a file nothing is cut off at the width of a terminal that isn't there.
-_WIDE = 240
+# Nothing is cut off or folded in a pipe or a file: no terminal limits the width there.
+_UNLIMITED = 10**9
 _MOST = 1000
-"""Characters in a cell of a table; a payload may have millions."""
+"""Characters of a table's cell in a terminal; a payload may have millions."""
+_LEAST = 12
+"""Columns of the terminal that a text keeps in a table that is too wide."""
 
 
 class _Console(Console):
@@ -77,7 +79,7 @@ class _Console(Console):
         raise BrokenPipeError  # which the command line handles, wherever it comes from
 
 
-out = _Console(width=None if sys.stdout and sys.stdout.isatty() else _WIDE)
+out = _Console(width=None if sys.stdout and sys.stdout.isatty() else _UNLIMITED)
 err = _Console(stderr=True)
 
 LONGEST = timedelta(days=365_000)
@@ -252,8 +254,10 @@ def print_json(value: Any) -> None:
     sys.stdout.write(_json(value) + "\n")
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) -> None:
-    """Print rows as a table, or as JSON lines."""
+def print_rows(
+    rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str, spare: Sequence[str] = ()
+) -> None:
+    """Print rows as a table, or as JSON lines; a narrow table drops columns in `spare` first."""
     if as_json:
         for row in rows:
             print_json(dict(row))
@@ -267,8 +271,14 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) 
         for place, value in enumerate(rows[0].values())
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    cut = {place for place, name in enumerate(names) if name in {"queue", "details", "message"}}
-    print_table(names, [list(row.values()) for row in rows], numbers=numbers, cut=cut)
+    cut = {place for place, name in enumerate(names) if name in {"details", "message"}}
+    print_table(
+        names,
+        [list(row.values()) for row in rows],
+        numbers=numbers,
+        cut=cut,
+        spare=[names.index(name) for name in spare],
+    )
 
 
 def print_table(
@@ -277,44 +287,84 @@ def print_table(
     *,
     numbers: Collection[int] = (),
     cut: Collection[int] = (),
-    folded: Collection[int] = (),
+    spare: Sequence[int] = (),
 ) -> None:
-    """Print a table.
+    """Print a table that fits the terminal; in a pipe it has all of each cell.
 
-    Columns by place: `numbers` go to the right, those to `cut` take the width that the others
-    leave, `folded` ones take more lines.
+    Columns by place: `numbers` are aligned to the right and stay in one line. Of the texts those to
+    `cut` lose their end, the others fold. If that is not enough, columns are left out, and a line
+    says which: first `spare`, then from the right, but never the first column nor one of `cut`.
     """
-    cells = [[cell(value) for value in row] for row in rows]
-    widths = _widths(names, cells, cut)
+    most = None if out.width >= _UNLIMITED else _MOST
+    cells = [[cell(value, most) for value in row] for row in rows]
+    natural = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
+    least = [
+        _least(name, [row[place] for row in cells], is_text=place not in numbers)
+        for place, name in enumerate(names)
+    ]
+    shown, widths = _fitted(natural, least, cut, spare)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, name in enumerate(names):
+    for place in shown:
+        is_cut = place in cut
         table.add_column(
-            name,
+            names[place],
             justify="right" if place in numbers else "left",
-            no_wrap=place not in folded,
-            overflow="fold" if place in folded else "ellipsis",
-            max_width=widths[place] if place in cut else None,
+            no_wrap=is_cut,
+            overflow="ellipsis" if is_cut else "fold",
+            width=widths[place],
         )
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*(row[place] for place in shown))
     out.print(table)
+    if left := [name for place, name in enumerate(names) if place not in shown]:
+        note(f"(not shown at this width: {', '.join(left)})")
 
 
-def _widths(
-    names: Sequence[str], cells: Iterable[Sequence[str]], cut: Collection[int]
-) -> list[int]:
-    """Width of each column; what is left for those to cut is shared, and the narrow need less."""
-    widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
-    left = out.width - 2 * (len(names) - 1) - sum(widths) + sum(widths[place] for place in cut)
-    by_width = sorted(cut, key=widths.__getitem__)
-    for number, place in enumerate(by_width):
-        widths[place] = max(10, min(widths[place], left // (len(cut) - number)))
-        left -= widths[place]
-    return widths
+def note(text: str) -> None:
+    """Print a remark below a table, in lines that fit the terminal."""
+    out.print(printable(text), soft_wrap=out.width >= _UNLIMITED)
 
 
-def cell(value: Any) -> str:
-    """Text of a value in a table: one line."""
+def _least(name: str, cells: Iterable[str], *, is_text: bool) -> int:
+    """The width that a column needs at least: its head folds between words, a text anywhere."""
+    width = max(map(cell_len, cells), default=0)
+    head = max(map(cell_len, name.split()), default=0)
+    return max(head, min(width, _LEAST) if is_text else width)
+
+
+def _fitted(
+    natural: Sequence[int], least: Sequence[int], cut: Collection[int], spare: Sequence[int]
+) -> tuple[list[int], dict[int, int]]:
+    """Which columns to show, and the width of each."""
+    shown = list(range(len(natural)))
+    kept = {0, *cut}
+    others = [place for place in reversed(shown) if place not in kept and place not in spare]
+    for place in (*spare, *others):
+        if _total(least[it] for it in shown) <= out.width:
+            break
+        shown.remove(place)
+    room = out.width - _total(least[place] for place in shown)
+    if room < 0:  # a terminal of a few columns
+        share = max(1, (out.width - 2 * (len(shown) - 1)) // len(shown))
+        return shown, dict.fromkeys(shown, share)
+    widths = {}
+    # The room is shared out; what a column does not need is for those that need more.
+    by_need = sorted(shown, key=lambda place: natural[place] - least[place])
+    for number, place in enumerate(by_need):
+        more = min(natural[place] - least[place], room // (len(by_need) - number))
+        widths[place] = least[place] + more
+        room -= more
+    return shown, widths
+
+
+def _total(widths: Iterable[int]) -> int:
+    """The width of a table whose columns have these, with two blanks between."""
+    each = list(widths)
+    return sum(each) + 2 * (len(each) - 1)
+
+
+def cell(value: Any, most: int | None = _MOST) -> str:
+    """Text of a value in a table: one line, of so many characters at most."""
     if value is None:
         return ""
     if isinstance(value, datetime):
@@ -324,8 +374,8 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, dict | list):
-        return _json(value)
-    return printable(str(value)[:_MOST].partition("\n")[0])
+        return _json(value)[:most]
+    return printable(str(value)[:most].partition("\n")[0])
 
 
 def printable(text: str) -> str:

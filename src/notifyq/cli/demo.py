@@ -159,7 +159,6 @@ def _print(outcome: Outcome) -> None:
         ["dead", "status", "reason"],
         [list(message.values()) for message in facts["dead"]],
         numbers={0},
-        folded={2},
     )
 
 

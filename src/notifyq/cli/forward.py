@@ -21,6 +21,13 @@ from notifyq.streams import Streams
 _Stream = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
 _Subscriber = Annotated[str, typer.Argument(help="Name of the subscriber.")]
 
+_COLUMNS = {
+    **{name: name for name in ("stream", "subscriber", "queue", "filter")},
+    "failed_at": "failed",
+    "last_error": "details",
+}
+"""What is shown of a row, and the head of its column."""
+
 
 def forward(
     stream: _Stream,
@@ -71,6 +78,7 @@ def forwards(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     async def list_forwards() -> None:
         async with open_database(dsn) as database:
             rows = [dict(row) for row in await Streams(database).forwards()]
-        print_rows(rows, as_json=as_json, empty="nothing is forwarded")
+        shown = [{head: row[name] for name, head in _COLUMNS.items()} for row in rows]
+        print_rows(rows if as_json else shown, as_json=as_json, empty="nothing is forwarded")
 
     run(list_forwards())

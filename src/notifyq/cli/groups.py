@@ -69,7 +69,7 @@ def groups(
                 "last_at": when(group.last_at),
                 "last_id": group.last_id,
                 "queue": ", ".join(group.queues),
-                "details": group.fingerprint,
+                "fingerprint": group.fingerprint,
             }
             for group in found.groups
         ],

@@ -9,7 +9,16 @@ import typer
 
 from notifyq.admin import Admin, Policy
 from notifyq.cli.acting import acting
-from notifyq.cli.common import DsnOption, JsonOption, cell, open_database, out, print_rows, run
+from notifyq.cli.common import (
+    DsnOption,
+    JsonOption,
+    cell,
+    note,
+    open_database,
+    out,
+    print_rows,
+    run,
+)
 from notifyq.cli.listing import Listing
 from notifyq.cli.policy import (
     AttemptsOption,
@@ -64,7 +73,7 @@ def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
         shown = [{name.removesuffix("_waiting_at"): row[name] for name in names} for row in rows]
         print_rows(rows if as_json else shown, as_json=as_json, empty="no queues")
         if not as_json and (volatile := [row["queue"] for row in rows if not row["durable"]]):
-            out.print(f"volatile, contents are gone after a crash: {', '.join(volatile)}")
+            note(f"volatile, contents are gone after a crash: {', '.join(volatile)}")
 
     run(list_queues())
 

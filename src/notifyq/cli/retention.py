@@ -137,7 +137,7 @@ def _print_queues(kept: Sequence[Kept]) -> None:
         for it in kept
     ]
     names = ["queue", "keeps", "keeps dead", "rows", "dead", "size", "since"]
-    print_table(names, rows, numbers={3, 4, 5}, cut={0})
+    print_table(names, rows, numbers={3, 4, 5})
     if not all(it.is_known for it in kept):
         out.print("* no queue of that name: `notifyq retention set` says for how long")
 

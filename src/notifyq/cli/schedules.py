@@ -50,6 +50,9 @@ class Overlap(enum.StrEnum):
     SKIP = "skip"
 
 
+_SPARE = ("message id", "last", "timezone")
+"""Columns that a narrow terminal lacks first."""
+
 NameArgument = Annotated[str, typer.Argument(help="Name of the schedule.")]
 
 
@@ -61,7 +64,7 @@ def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
         async with open_database(dsn) as database:
             found = await Schedules(database).list()
         rows = [asdict(schedule) if as_json else _shown(schedule) for schedule in found]
-        print_rows(rows, as_json=as_json, empty="no schedules")
+        print_rows(rows, as_json=as_json, empty="no schedules", spare=() if as_json else _SPARE)
 
     run(list_schedules())
 

@@ -20,6 +20,7 @@ from notifyq.cli.common import (
 )
 from notifyq.cli.forward import forward, forwards, unforward
 from notifyq.cli.listing import Listing
+from notifyq.cli.retention import size
 from notifyq.cli.tail import tail
 from notifyq.errors import ConfigurationError
 from notifyq.streams import StreamPolicy, Streams
@@ -73,6 +74,7 @@ BellOption = Annotated[
 ]
 MaxBytesOption = Annotated[int | None, typer.Option(min=1, help="Largest event.")]
 
+# --json has all of it, the policy of a stream too.
 _COLUMNS = ("stream", "subscriber", "lag", "pending", "retries", "dead", "members", "last_seen_at")
 
 
@@ -83,9 +85,22 @@ def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     async def list_streams() -> None:
         async with open_database(dsn) as database:
             rows = [dict(row) for row in await Streams(database).info()]
-        print_rows(rows, as_json=as_json, empty="no streams")
+        shown = [_shown(row) for row in rows]
+        print_rows(rows if as_json else shown, as_json=as_json, empty="no streams")
 
     run(list_streams())
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "stream": row["stream"],
+        "subscribers": row["subscribers"],
+        "size": size(row["bytes"]),
+        "oldest": row["oldest_at"],
+        "last tick": row["last_tick_at"],
+        "retention": row["retention"],
+        "paused": row["paused"],
+    }
 
 
 @stream.command()

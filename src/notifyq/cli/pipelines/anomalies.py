@@ -69,7 +69,7 @@ def anomalies(
             (when(one.bucket_at, full=True), one.queue, one.metric, one.details)
             for one in found.anomalies
         ]
-        print_table(["hour", "queue", "metric", "what"], rows, folded={3})
+        print_table(["hour", "queue", "metric", "what"], rows)
         out.print()
     out.print(
         f"{len(found.anomalies)} anomalies, {found.new} of them new, "
