@@ -15,6 +15,10 @@ create or replace function messages.holders(most integer default 50)
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
+  -- A comment in slashes, as a statement may follow it. A transaction of an application has the
+  -- name `notifyq`, a command or a worker of ours a longer one: it ends by itself.
+  v_ours text := 'select state, query from pg_stat_activity where pid = %s /* of notifyq itself: '
+    'do not end it */';
   -- To be run there.
   v_standby text := 'select pg_terminate_backend(a.pid) from pg_stat_activity as a '
     'where a.pid <> pg_backend_pid() and a.backend_xmin is not null '
@@ -34,7 +38,12 @@ begin
         else age(a.backend_xid)
       end::bigint as xmin_age,
       left(a.query, 1000) as query,
-      format('select pg_terminate_backend(%s)', a.pid) as advice
+      format(
+        case
+          when a.application_name ~ '^notifyq |^pg_cron$' then v_ours
+          else 'select pg_terminate_backend(%s)'
+        end, a.pid
+      ) as advice
     from pg_stat_activity as a
     where a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
     union all
@@ -69,8 +78,9 @@ $$;
 comment on function messages.holders(integer) is
   'What keeps vacuum from taking dead rows, the oldest first: sessions, prepared transactions, '
   'replication slots and standbys, each with how many transactions old its snapshot is (xmin_age), '
-  'since when it is in that transaction (since_at) and the statement that ends it (advice). Of '
-  'other databases those that have written: readers there hold nothing here. Sessions of other '
+  'since when it is in that transaction (since_at) and the statement that ends it (advice); a '
+  'session of notifyq itself is only shown. Of other databases those that have written: readers '
+  'there hold nothing here. Sessions of other '
   'users are seen by members of pg_read_all_stats only.';
 
 create or replace function messages.activity(most integer default 50)
@@ -79,6 +89,10 @@ create or replace function messages.activity(most integer default 50)
   stable
   set search_path = pg_catalog, messages, pg_temp
 as $$
+declare
+  -- As in messages.holders().
+  v_ours text := 'select state, query from pg_stat_activity where pid = %s /* of notifyq itself: '
+    'do not end it */';
 begin
   return query
   select
@@ -96,7 +110,22 @@ begin
     age(a.backend_xmin)::bigint,
     case when a.wait_event_type = 'Lock' then k.what end,
     case when a.wait_event_type = 'Lock' then pg_blocking_pids(a.pid) end,
-    left(a.query, 1000), format('select pg_terminate_backend(%s)', a.pid)
+    left(a.query, 1000), (
+      -- Who waits for a lock is helped by the end of those that have it.
+      select string_agg(
+        format(
+          case
+            when b.application_name ~ '^notifyq |^pg_cron$' then v_ours
+            else 'select pg_terminate_backend(%s)'
+          end, b.pid
+        ), '; '
+      )
+      from pg_stat_activity as b
+      where case
+        when a.wait_event_type = 'Lock' then b.pid = any (pg_blocking_pids(a.pid))
+        else b.pid = a.pid
+      end
+    )
   from pg_stat_activity as a
   left join lateral (
     select min(l.waitstart) as since_at,
@@ -120,5 +149,6 @@ $$;
 comment on function messages.activity(integer) is
   'Sessions of this database that are in a transaction, the longest first, with a cause each: '
   'lock, it waits for a lock (waits_for) that the sessions blocked_by hold; idle, nobody has sent '
-  'anything in its transaction; transaction, it does something. since_at is the begin of that. '
+  'anything in its transaction; transaction, it does something. since_at is the begin of that, '
+  'advice the statement that ends it, or those that it waits for, but none of notifyq itself. '
   'Sessions of other users are seen by members of pg_read_all_stats only.';

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cli.advice import pasted, try_out
 from cli.programs import Notifyq
+from database import session
+from notifyq.doctor import Finding
 from notifyq.testing.plugin import cloned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 _numbers = itertools.count(1)
+
+
+@pytest.fixture
+async def advice_that_works(
+    shared_database: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[None]:
+    """Try out all that is to be pasted of what a doctor advises in this test."""
+    advices: list[str] = []
+    begin = Finding.__init__
+
+    def note(self: Finding, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        advices.append(self.advice)
+
+    monkeypatch.setattr(Finding, "__init__", note)
+    yield
+    async with session(shared_database) as connection:
+        for advice in dict.fromkeys(advices):
+            for text in pasted(advice):
+                await try_out(connection, text)
 
 
 @pytest.fixture(scope="module")

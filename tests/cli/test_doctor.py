@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from cli.programs import Notifyq
     from database import Connect, Connection
 
+pytestmark = pytest.mark.usefixtures("advice_that_works")
+
 
 async def findings(dsn: str) -> dict[str, Finding]:
     return {name: finding async for name, finding in examine(dsn)}

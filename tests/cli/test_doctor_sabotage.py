@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from database import ROOT, install, open_session, publish, session, until
+from notifyq import monitor
 from notifyq.doctor import CHECKS, Finding, Level, activity, examine, mend, steps, storage
 from notifyq.doctor.bugs import BUGS
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from cli.programs import Notifyq
     from database import Connect, Connection
+
+pytestmark = pytest.mark.usefixtures("advice_that_works")
 
 
 async def found(dsn: str, *only: str) -> dict[str, Finding]:
@@ -287,7 +290,7 @@ async def test_queues_without_a_worker_and_workers_that_hang(
         Level.WARN,
         "no worker serves queue default, where messages wait for 60 min",
     )
-    assert finding.advice == "start one: notifyq worker --queue default"
+    assert "`notifyq worker MODULE:APP --queue default`" in finding.advice
     await connection.execute("update messages.worker set seen_at = now() - interval '1 minute'")
     finding = (await found(database, "workers"))["workers"]
     assert finding.found.startswith("worker w is connected, but does nothing")
@@ -462,3 +465,31 @@ def test_the_page_names_every_check_and_every_bug() -> None:
         mended = ", ".join(f"{major}.{minor}" for major, minor in bug.mended.items())
         assert f"| {bug.what} | {mended}" in bugs
         assert bug.source in bugs
+
+
+async def test_sessions_of_notifyq_are_not_to_be_ended(
+    database: str, connection: Connection, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_WAITS", "_FORGOTTEN", "_LONG"):
+        monkeypatch.setattr(activity, name, timedelta(0))
+    monkeypatch.setattr(activity, "_MANY", -1)
+    ours = {"application_name": "notifyq worker"}
+    maintaining, waiter = await connect(server_settings=ours), await connect()
+    async with maintaining.transaction(isolation="repeatable_read"):
+        await maintaining.execute("select 1")
+        await maintaining.execute("lock table messages.share in access exclusive mode")
+        waiting = asyncio.create_task(waiter.execute("select count(*) from messages.share"))
+
+        async def is_found() -> bool:
+            return (await found(database, "locks"))["locks"].level is Level.WARN
+
+        await until(is_found, "the wait is found")
+        seen = await found(database, "locks", "idle")
+        assert {finding.level for finding in seen.values()} == {Level.WARN}
+        pid = maintaining.get_server_pid()
+        holding = [it.advice for it in await monitor.holders(connection) if it.pid == pid]
+        assert holding
+        for advice in [*(finding.advice for finding in seen.values()), *holding]:
+            assert "pg_terminate_backend" not in advice
+            assert f"pid = {pid} " in advice
+    await waiting

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
     from notifyq.embedded import Server
 
+pytestmark = pytest.mark.usefixtures("advice_that_works")
 
-_STATEMENT = re.compile(r"(?:alter|analyze|drop|rollback|select|vacuum)\b[^;]*")
+
+_STATEMENT = re.compile(r"(?:alter|analyze|drop|rollback|select|vacuum)\b[^;`]*")
 
 
 async def look(dsn: str, check: str) -> Finding:

@@ -103,8 +103,8 @@ async def check_tls(look: Look) -> Finding:
     if not row["ssl"]:
         return warn(
             "messages and passwords cross the network in the clear",
-            "give the server a certificate (ssl_cert_file, ssl_key_file), then: alter system set "
-            "ssl = on; select pg_reload_conf(); and set sslmode=verify-full in the DSN",
+            "give the server a certificate (ssl_cert_file, ssl_key_file), then `alter system set "
+            "ssl = on; select pg_reload_conf()`, and set sslmode=verify-full in the DSN",
         )
     if mode != "verify-full":
         return warn(

@@ -90,7 +90,7 @@ async def check_idle(look: Look) -> Finding:
     if session is not None:
         return warn(
             f"{_told(session)} is idle in a transaction for {_age(session)}",
-            f"{session.advice} -- and guard against it with idle_in_transaction_session_timeout",
+            f"{session.advice} -- guard against it with idle_in_transaction_session_timeout",
         )
     return _seen(look, "no session is idle in a transaction")
 
@@ -101,7 +101,7 @@ async def check_long(look: Look) -> Finding:
     if session is not None:
         return warn(
             f"{_told(session)} is in a transaction for {_age(session)}",
-            f"{session.advice} -- or wait: meanwhile vacuum takes nothing; reports can run on a "
+            f"{session.advice} -- or wait; meanwhile vacuum takes nothing; reports can run on a "
             "standby",
         )
     return _seen(look, "no transaction takes longer than ten minutes")
@@ -114,8 +114,7 @@ async def check_locks(look: Look) -> Finding:
         by = ", ".join(map(str, session.blocked_by)) or "nobody any more"
         return warn(
             f"{_told(session)} waits for {session.waits_for} for {_age(session)}, blocked by {by}",
-            "; ".join(f"select pg_terminate_backend({pid})" for pid in session.blocked_by)
-            or "look again",
+            session.advice or "run `notifyq doctor --only locks` again",
         )
     return _seen(look, "no session waits for a lock")
 
@@ -142,7 +141,7 @@ def _told(session: Session) -> str:
 def _seen(look: Look, found: str) -> Finding:
     if look.sees_all:
         return ok(found)
-    return skipped("sessions of other users hide what they do", "grant pg_read_all_stats to see it")
+    return skipped("sessions of other users hide what they do", "this user needs pg_read_all_stats")
 
 
 CHECKS = {

@@ -33,8 +33,8 @@ BUGS = (
         {15: 16, 16: 12, 17: 8, 18: 2},
     ),
     Bug(
-        "a session that is slow to read its bells may lose them with `could not access status of "
-        "transaction`",
+        "a session that is slow to read its bells may lose them with 'could not access status of "
+        "transaction'",
         {15: 16, 16: 12, 17: 8, 18: 2},
         "release notes of 12 February 2026",
     ),
@@ -44,7 +44,7 @@ BUGS = (
         "release notes of 12 February 2026",
     ),
     Bug(
-        "`alter role … set role` has no effect",
+        "a role that a user is given by ALTER ROLE … SET ROLE has no effect",
         {15: 10, 16: 6, 17: 2},
         "release notes of 21 November 2024, after the mending of CVE-2024-10978",
         {15: 9, 16: 5, 17: 1},

@@ -101,7 +101,9 @@ async def _found(name: str, check: Check, look: Look) -> Finding:
         right = _RIGHTS.get(name, "a right that this user lacks")
         return skipped("this user may not look", f"needs {right}")
     except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
-        return skipped("a pooler mixes up prepared statements", "see the check `pooler`")
+        return skipped(
+            "a pooler mixes up prepared statements", "see `notifyq doctor --only pooler`"
+        )
     except asyncpg.InvalidSchemaNameError:
         return fail("schema messages is not installed", "run `notifyq init`")
     except asyncpg.PostgresError as error:

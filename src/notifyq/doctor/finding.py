@@ -47,6 +47,8 @@ class Finding:
     level: Level
     found: str
     advice: str = ""
+    """SQL to paste into psql as it is; or a sentence, with each command and each statement in
+    backticks, which works when it is pasted."""
     fix: Fix | None = None
     """What mends it safely; None: a person must decide."""
 

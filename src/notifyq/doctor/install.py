@@ -38,7 +38,7 @@ async def check_whole(look: Look) -> Finding:
     if row["misplaced"]:
         return warn(
             f"{row['misplaced']} archived messages are in no partition of a day",
-            "let messages.maintain() run: it makes their days",
+            "`select messages.maintain()` makes their days",
             Fix(("select messages.maintain()",)),
         )
     return ok("triggers, indexes and partitions are there")
@@ -114,7 +114,7 @@ async def check_public(look: Look) -> Finding:
     if name:
         return warn(
             "every user of the server may connect, hear bells and ring them",
-            f"revoke connect on database {name} from public, and grant it to those who need it",
+            f"`revoke connect on database {name} from public`, and grant it to those who need it",
         )
     return ok("nothing is open to PUBLIC")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ async def check_lakes(look: Look) -> Finding:
     """Whether a lake can be exported into, and is."""
     rows = await look.connection.fetch(sql.LAKES)
     for row in rows:
-        forget = f"forget it with messages.forget_lake({row['id']}): days are kept for it"
+        forget = f"forget it with `select messages.forget_lake({row['id']})`: days are kept for it"
         if row["obstacle"]:
             return fail(
                 f"nothing can be exported into {row['location']}: {row['obstacle']}",
@@ -27,7 +28,7 @@ async def check_lakes(look: Look) -> Finding:
         if row["idle"] > _LONG:
             return warn(
                 f"nothing was exported into {row['location']} for {lasting(row['idle'])}",
-                f"run `notifyq spark export`, or {forget}",
+                f"run `notifyq spark export --lake {shlex.quote(row['location'])}`, or {forget}",
             )
     return ok(f"{len(rows)} lakes")
 

@@ -43,7 +43,7 @@ async def check_standby(look: Look) -> Finding:
     if await look.value("show default_transaction_read_only") == "on":
         return fail(
             "transactions are read-only by default",
-            await change(look, "default_transaction_read_only", "off"),
+            await change(look, {"default_transaction_read_only": "off"}),
         )
     return ok("a primary")
 
@@ -63,7 +63,7 @@ async def check_durability(look: Look) -> Finding:
     if bad:
         return warn(
             "; ".join(f"{name} is off: {risk}" for name, risk in bad.items()),
-            "; ".join([await change(look, name, "on") for name in bad]),
+            await change(look, dict.fromkeys(bad, "on")),
         )
     return ok(f"fsync is on, synchronous_commit {row['commits']}")
 
@@ -79,7 +79,7 @@ async def check_session(look: Look) -> Finding:
         return fail(
             f"session_replication_role is {row['replication']}: no trigger fires, so no bell is "
             "rung and no limit is kept",
-            await change(look, "session_replication_role", "origin"),
+            await change(look, {"session_replication_role": "origin"}),
         )
     if row["isolation"] != "read committed":
         return warn(
@@ -113,13 +113,13 @@ async def check_room(look: Look) -> Finding:
         union all
         select format(' to database %s', d.datname),
           (select count(*) from used as u where u.datid = d.oid), d.datconnlimit,
-          format('alter database %I connection limit -1', d.datname)
+          format('`alter database %I connection limit -1`', d.datname)
         from pg_database as d
         where d.datname = current_database() and d.datconnlimit >= 0
         union all
         select format(' of user %s', r.rolname),
           (select count(*) from used as u where u.usesysid = r.oid), r.rolconnlimit,
-          format('alter role %I connection limit -1', r.rolname)
+          format('`alter role %I connection limit -1`', r.rolname)
         from pg_roles as r
         where r.rolname = current_user and r.rolconnlimit >= 0
     """)
@@ -158,8 +158,8 @@ async def check_collation(look: Look) -> Finding:
     if row["was"] is not None and row["was"] != row["found"]:
         return warn(
             f"the database was made with collation {row['was']}, the system has {row['found']}",
-            "indexes over texts may miss rows: reindex schema messages, then "
-            f"alter database {row['name']} refresh collation version",
+            "indexes over texts may miss rows: `reindex schema messages`, then "
+            f"`alter database {row['name']} refresh collation version`",
         )
     return ok("texts are sorted as they were when the database was made")
 
@@ -193,7 +193,7 @@ async def check_timeouts(look: Look) -> Finding:
     if short:
         return warn(
             "; ".join(f"{name} of {value} ms {what}" for name, (value, what) in short.items()),
-            "; ".join([await change(look, name, "0") for name in short]),
+            await change(look, dict.fromkeys(short, "0")),
         )
     return ok("no timeout ends what a queue needs")
 

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from notifyq.doctor.finding import Look
 
 _RELOAD = "select pg_reload_conf()"
 
 
-async def change(look: Look, name: str, value: str) -> str:
-    """What gives a setting this value for new sessions, as statements to be sent as they are."""
+async def change(look: Look, values: Mapping[str, str]) -> str:
+    """What gives settings these values for new sessions, as the advice of a finding.
+
+    SQL to be sent as it is; where a person must do something else, too, a sentence.
+    """
+    found = [await _change(look, name, value) for name, value in values.items()]
+    text = "; ".join(statement for each in found for statement in each.statements)
+    if others := [it.otherwise for it in found if it.otherwise]:
+        return "; ".join([*others, *([f"`{text}`"] if text else [])])
+    return f"{text} -- and restart the server" if any(it.restarts for it in found) else text
+
+
+class _Change(NamedTuple):
+    """What changes a setting: statements, or what a person does otherwise."""
+
+    statements: tuple[str, ...] = ()
+    otherwise: str = ""
+    restarts: bool = False
+
+
+async def _change(look: Look, name: str, value: str) -> _Change:
     row = await look.row(
         """
         select s.source, s.context, quote_ident(current_user) as role,
@@ -23,18 +44,18 @@ async def change(look: Look, name: str, value: str) -> str:
     )
     role, database = row["role"], row["database"]
     if row["source"] == "database":
-        return f"alter database {database} reset {name}"
+        return _Change((f"alter database {database} reset {name}",))
     if row["source"] == "user":
-        return f"alter role {role} reset {name}"
+        return _Change((f"alter role {role} reset {name}",))
     if row["source"] == "database user":
-        return f"alter role {role} in database {database} reset {name}"
+        return _Change((f"alter role {role} in database {database} reset {name}",))
     if row["source"] == "global":
-        return f"alter role all reset {name}"
+        return _Change((f"alter role all reset {name}",))
     if row["source"] == "client":
-        return f"take {name} out of the DSN or PGOPTIONS, where it is given"
+        return _Change(otherwise=f"take {name} out of the DSN or PGOPTIONS, where it is given")
     if row["source"] == "command line":
-        return f"start the server without --{name}, where it is given"
+        return _Change(otherwise=f"start the server without --{name}, where it is given")
     system = f"alter system set {name} = {value}"
     if row["context"] == "postmaster":
-        return f"{system}; and restart the server"
-    return f"{system}; {_RELOAD}"
+        return _Change((system,), restarts=True)
+    return _Change((system, _RELOAD))

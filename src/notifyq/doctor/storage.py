@@ -37,7 +37,7 @@ async def check_autovacuum(look: Look) -> Finding:
     if off := {name: is_on for name, is_on in off.items() if not is_on}:
         return fail(
             f"{' and '.join(off)} off: dead rows stay, and claims get slower and slower",
-            "; ".join([await change(look, name, "on") for name in off]),
+            await change(look, dict.fromkeys(off, "on")),
         )
     if row["is_excluded"]:
         reset = "alter table messages.message reset (autovacuum_enabled)"
@@ -45,7 +45,8 @@ async def check_autovacuum(look: Look) -> Finding:
     if row["dead"] > 100_000 + 2 * row["live"]:
         return warn(
             found,
-            "see what holds old snapshots; then: vacuum messages.message",
+            "`notifyq doctor --only snapshots` names what keeps them; then "
+            "`vacuum messages.message`",
             Fix(("vacuum (skip_locked) messages.message",)),
         )
     if row["is_unknown"] and row["live"] > _MANY:
@@ -72,7 +73,7 @@ async def check_partitions(look: Look) -> Finding:
     if not ahead[least]:
         return warn(
             f"{found}: tomorrow's go to a table that is not dropped by day",
-            f"start a worker or pg_cron; until then: {maintain}",
+            f"start `notifyq worker MODULE:APP` or pg_cron; until then `{maintain}`",
             Fix((maintain,)),
         )
     return ok(found)
@@ -97,10 +98,10 @@ async def check_wal(look: Look) -> Finding:
         state = "active" if slot["active"] else "abandoned"
         found = f"replication slot {slot['slot_name']} ({state}) keeps {size(slot['kept'])} of WAL"
         if slot["wal_status"] in {"unreserved", "lost"}:
-            return fail(f"{found}, and has lost some", f"build its reader anew: {slot['advice']}")
+            return fail(f"{found}, and has lost some", f"build its reader anew: `{slot['advice']}`")
         if slot["kept"] > _MUCH_WAL:
             wake = "see why its reader is behind"
-            return warn(found, wake if slot["active"] else f"{wake}, or: {slot['advice']}")
+            return warn(found, wake if slot["active"] else f"{wake}, or `{slot['advice']}`")
     failing = await look.value("""
         select format('%s since %s', a.last_failed_wal, a.last_failed_time)
         from pg_stat_archiver as a
@@ -131,10 +132,13 @@ async def check_frozen(look: Look) -> Finding:
         f"the oldest row, in database {row['name']}, is {max(row['xids'], row['multixacts'])} "
         "transactions old"
     )
-    advice = f"see what holds old snapshots; then, in database {row['name']}: vacuum (freeze)"
+    advice = (
+        "`notifyq doctor --only snapshots` names what holds old snapshots; then, in database "
+        f"{row['name']}, `vacuum (freeze)`"
+    )
     if not row["is_open"]:
         allow = f"alter database {row['quoted']} allow_connections"
-        advice += f", between {allow} true and {allow} false"
+        advice += f", between `{allow} true` and `{allow} false`"
     if max(row["xids"], row["multixacts"]) > _OLD:
         return fail(f"{found}: the whole server will stop taking writes", advice)
     if row["xids"] > 2 * row["most"] or row["multixacts"] > 2 * row["most_multixacts"]:

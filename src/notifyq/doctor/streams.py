@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,8 @@ async def check_subscribers(look: Look) -> Finding:
     if skipped:
         return fail(
             f"events of {skipped[0]['subscriber']} were skipped, as it was too far behind",
-            "see `notifyq dead ls`; repair the subscriber, and raise max_lag or max_events",
+            f"see `notifyq dead ls --queue {shlex.quote(skipped[0]['queue'])}`; repair the "
+            "subscriber, and raise max_lag or max_events of the stream",
         )
     rows = await look.connection.fetch(sql.SUBSCRIPTION_INFO, None, None)
     if not rows:
@@ -32,7 +34,8 @@ async def check_subscribers(look: Look) -> Finding:
     if last["lag"] > _LONG:
         return warn(
             f"{last['subscriber']} of stream {last['stream']} is {lasting(last['lag'])} behind",
-            "run it, or end it with messages.unsubscribe(): what it has not read is kept",
+            "run it, or end it, as what it has not read is kept: `notifyq stream unsubscribe "
+            f"{shlex.quote(last['stream'])} {shlex.quote(last['subscriber'])}`",
         )
     return ok(f"{lasting(last['lag'])} behind at most")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ _LONG_WAIT = timedelta(minutes=10)
 _UNSERVED = timedelta(minutes=1)
 """That a message waits in a queue which no worker serves."""
 _MAINTAIN = "select messages.maintain()"
+_START = (
+    f"start `notifyq worker MODULE:APP`, or pg_cron by `notifyq init`; until then `{_MAINTAIN}`"
+)
 _ENTRY = "notifyq maintain"
 _SWITCH_ON = (
     "select cron.alter_job(j.jobid, active := true) from cron.job as j "
@@ -33,7 +37,7 @@ async def check_upkeep(look: Look) -> Finding:
     if late is not None and late > _LATE:
         return fail(
             f"nobody has ended a lock, or staged a message, for {lasting(late)}",
-            "start a worker or pg_cron: one of them must run messages.maintain()",
+            _START,
             Fix((_MAINTAIN,)),
         )
     return ok("locks that expire are ended" if late is None else f"{lasting(late)} behind")
@@ -46,14 +50,15 @@ async def check_schedules(look: Look) -> Finding:
         if schedule["failed_at"] is not None and schedule["enabled"]:
             return fail(
                 f"schedule {schedule['name']} cannot fire: {schedule['last_error']}",
-                "mend it, or see `notifyq schedules` to redefine, disable or remove it",
+                "repair what it says, or stop it with "
+                f"`notifyq schedules disable {shlex.quote(schedule['name'])}`",
             )
     now = await look.value("select clock_timestamp()")
     late = [now - it["next_at"] for it in schedules if it["enabled"] and it["next_at"] < now]
     if late and max(late) > _LATE:
         return fail(
             f"a schedule is due for {lasting(max(late))} and nobody fires it",
-            "start a worker or pg_cron: one of them must run messages.maintain()",
+            _START,
             Fix((_MAINTAIN,)),
         )
     count = sum(it["enabled"] for it in schedules)
@@ -92,7 +97,8 @@ async def check_workers(look: Look) -> Finding:
         return warn(
             f"no worker serves queue {queue.queue}, where messages wait for "
             f"{lasting(datetime.now(UTC) - waits_since)}",
-            f"start one: notifyq worker --queue {queue.queue}",
+            f"start one with your app in the place of MODULE:APP, as mail:app for mail.py: "
+            f"`notifyq worker MODULE:APP --queue {shlex.quote(queue.queue)}`",
         )
     versions = sorted({it.version for it in there if it.version})
     if len(versions) > 1:
@@ -134,7 +140,7 @@ async def check_cron(look: Look) -> Finding:
         gone = f"select cron.unschedule({runs_as['number']})"
         return fail(
             f"the entry `{_ENTRY}` is of {entry.user_name}, a role that is gone: it never runs",
-            f"{gone}; then `notifyq init`",
+            f"`{gone}`, then `notifyq init`",
             Fix((gone,), installs=True),
         )
     if not entry.is_active:
@@ -155,11 +161,14 @@ async def _elsewhere(look: Look) -> Finding:
         "current_database()) as statement"
     )
     if row["home"] is None:
-        return warn(found, "start a worker, or set pg_cron up, else expired locks are never ended")
+        return warn(
+            found,
+            "start `notifyq worker MODULE:APP`, or set pg_cron up, else expired locks are never ended",
+        )
     return warn(
         f"{found}, which is in database {row['home']}",
-        f"start a worker, or look there whether it does the upkeep of this one, else: "
-        f"{row['statement']}",
+        "start `notifyq worker MODULE:APP`, or look there whether it does the upkeep of this one, "
+        f"else there `{row['statement']}`",
     )
 
 
