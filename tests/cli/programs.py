@@ -104,8 +104,9 @@ class Notifyq:
 class Running:
     """A command that runs until it is told to stop, or by itself."""
 
-    def __init__(self, dsn: str, *args: str | Path, **options: Any) -> None:
-        env = environment(NOTIFYQ_DSN=dsn, **options.pop("env", {}))
+    def __init__(self, dsn: str | None, *args: str | Path, **options: Any) -> None:
+        given = {} if dsn is None else {"NOTIFYQ_DSN": dsn}
+        env = environment(**given, **options.pop("env", {}))
         self.process: subprocess.Popen[str] = subprocess.Popen(
             [*NOTIFYQ, *map(str, args)],
             stdin=options.pop("stdin", subprocess.DEVNULL),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import difflib
 import logging
 import secrets
-import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -127,19 +125,16 @@ def _run(
             err.print(f"{row.fault}: {what} ({row.seconds:.1f} s)")
 
         command = Run(faults, seed=seed, seconds=seconds, workers=workers, kept=kept, tell=tell)
-        report = run(_until_signal(command))
+        report = run(_unseen(command))
     if output is not None:
         report.write(output)
     return report
 
 
-async def _until_signal(command: Run) -> Report:
-    """Run it; a SIGTERM ends it as a Ctrl-C does, with everything cleaned up."""
-    task = asyncio.current_task()
-    assert task is not None  # noqa: S101  it runs
+async def _unseen(command: Run) -> Report:
+    """Run it without what the library logs."""
     # Lost connections are what this is about: they are in the history, not on the screen.
     logging.getLogger().addHandler(logging.NullHandler())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await command.run()
 
 

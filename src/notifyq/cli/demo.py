@@ -171,7 +171,6 @@ def _print_commands(outcome: Outcome, dsn: str | None, *, own: bool) -> None:
     """Print commands to paste, which find the same database and show no password."""
     dead = outcome.dead[0].id if outcome.dead else outcome.published[0]
     lines = {
-        "queues": "queues with their counts",
         "dead ls": "dead messages",
         f"show {dead}": "one message, with all of it",
         "ls --finished": "what was done last",

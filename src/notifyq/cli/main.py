@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -42,6 +43,7 @@ from notifyq.cli import (
 from notifyq.cli.arguments import with_dsn
 from notifyq.cli.common import DsnOption, err, open_database, out, printable, run
 from notifyq.cli.logs import mask_logs
+from notifyq.embedded.signals import unwinding
 from notifyq.errors import DatabaseError, NotifyqError, ServerError, reason
 from notifyq.sql import SESSION
 
@@ -49,6 +51,8 @@ from notifyq.sql import SESSION
 UsageError: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
+
+_INTERRUPTED = 128 + signal.SIGINT
 
 app = typer.Typer(
     name="notifyq",
@@ -144,7 +148,9 @@ def main() -> None:
     args = sys.argv[1:]
     # Wherever it stands: people add it to the end of the command that failed.
     debug = "--debug" in args
-    sys.exit(_invoke([arg for arg in args if arg != "--debug"], debug=debug))
+    with unwinding() as received:
+        code = _invoke([arg for arg in args if arg != "--debug"], debug=debug)
+    sys.exit(128 + received[0] if received and code == _INTERRUPTED else code)
 
 
 def _prepare_streams() -> None:
@@ -165,7 +171,7 @@ def _invoke(args: list[str], *, debug: bool) -> int:
     except UsageError as error:
         return _explain_usage(error)
     except (KeyboardInterrupt, typer.Abort, asyncio.CancelledError):
-        return 130
+        return _INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone, as `head` does: nobody is left to tell.
         _close_output()

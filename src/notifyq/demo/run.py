@@ -116,7 +116,7 @@ class Demo:
 
     @contextlib.asynccontextmanager
     async def _present(self) -> AsyncIterator[None]:
-        """Have the queues, empty unless another demo uses them; hold a lock that tells others so.
+        """Have the queues until the last demo that uses them ends; a lock tells whether one does.
 
         What a demo left that was killed would be indexed before anything of this one.
         """
@@ -124,15 +124,18 @@ class Demo:
         async with app, self._database.connection() as session:
             is_alone = await session.fetchval(f"select pg_try_advisory_lock({_LOCK})")
             if is_alone:
-                for queue in (MODULES, LIBRARY_QUEUE):
-                    if await app.admin.queue_info(queue):
-                        await app.admin.drop_queue(queue, force=True)
+                await _drop_queues()
             await app.create_queues()
             await session.execute(f"select pg_advisory_lock_shared({_LOCK})")
             if is_alone:
                 # Only now, when the shared one is held: no other demo may drop the queues.
                 await session.execute(f"select pg_advisory_unlock({_LOCK})")
-            yield
+            try:
+                yield
+            finally:
+                await session.execute(f"select pg_advisory_unlock_shared({_LOCK})")
+                if await session.fetchval(f"select pg_try_advisory_lock({_LOCK})"):
+                    await _drop_queues()
 
     async def _publish(self) -> list[int]:
         """Publish the files, and three messages that end in the other ways."""
@@ -160,6 +163,13 @@ class Demo:
             for message in await self._archive.finished(queue, quantity=100_000, since=since)
             if message.id in mine
         ]
+
+
+async def _drop_queues() -> None:
+    """Drop the queues of the demo; what it has archived stays."""
+    for queue in await app.admin.queue_info():
+        if queue["queue"] in {MODULES, LIBRARY_QUEUE}:
+            await app.admin.drop_queue(queue["queue"], force=True)
 
 
 @contextlib.asynccontextmanager

@@ -17,6 +17,7 @@ import pytest
 
 from notifyq.config import with_database
 from notifyq.embedded import Server
+from notifyq.embedded.signals import unwinding
 from notifyq.migrate import install
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ def private_server(binaries: Path | None = None) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
         # Run by root, the server is another user's and must be able to enter.
         Path(folder).chmod(0o711)
-        with Server(Path(folder) / "server", binaries=binaries, throwaway=True) as server:
-            yield server.dsn
+        # pytest itself leaves SIGTERM as it is, which would leave the server's files behind.
+        with unwinding(), Server(Path(folder) / "server", binaries=binaries, throwaway=True) as it:
+            yield it.dsn
 
 
 @contextmanager

@@ -1,0 +1,166 @@
+"""What a command made is gone when a signal ends it: folders, servers, processes, queues."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.programs import NOTIFYQ, Running, environment
+from database import session, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Give a folder for all that a command makes, which a server of another user can enter."""
+    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
+        Path(folder).chmod(0o711)
+        (Path(folder) / "tmp").mkdir(mode=0o711)
+        yield Path(folder)
+
+
+def processes(folder: Path) -> list[str]:
+    """Return the processes that have a folder in their arguments or work in it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            place = os.readlink(entry / "cwd")  # noqa: PTH115  not resolved any further
+        except OSError:
+            continue
+        if str(folder) in arguments or place.startswith(str(folder)):
+            found.append(f"{entry.name}: {arguments}")
+    return found
+
+
+async def is_clean(folder: Path) -> None:
+    async def nothing() -> bool:
+        return not processes(folder)
+
+    await until(nothing, "no process is left")
+    assert not list((folder / "tmp").iterdir())
+
+
+def running(folder: Path, *args: str, dsn: str | None = None) -> Running:
+    return Running(dsn, *args, env={"TMPDIR": str(folder / "tmp")}, cwd=folder)
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda it: it.name)
+async def test_bench(temporary: Path, end: signal.Signals) -> None:
+    with running(temporary, "bench", "--quick", "--case", "drain", "--system", "notifyq") as bench:
+        bench.hear("round 1")
+        assert any((temporary / "tmp").iterdir())
+        assert bench.stop(end).code == CODES[end]
+    await is_clean(temporary)
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda it: it.name)
+async def test_chaos(temporary: Path, end: signal.Signals) -> None:
+    args = ("chaos", "--faults", "worker-kill", "--minutes", "5")
+    with running(temporary, *args) as chaos:
+
+        async def is_up() -> bool:
+            return any("notifyq worker" in it or " worker " in it for it in processes(temporary))
+
+        await until(is_up, "the workers are there", 40)
+        assert chaos.stop(end).code == CODES[end]
+    await is_clean(temporary)
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda it: it.name)
+async def test_demo(temporary: Path, database: str, end: signal.Signals) -> None:
+    with running(temporary, "demo", "--workers", "1", dsn=database) as demo:
+        async with session(database) as connection:
+
+            async def is_at_work() -> bool:
+                if await connection.fetchval("select to_regclass('messages.message')") is None:
+                    return False
+                return bool(
+                    await connection.fetchval(
+                        "select exists (select from messages.message_archive "
+                        "where queue = 'demo.modules')"
+                    )
+                )
+
+            await until(is_at_work, "the demo is at work", 40)
+            assert demo.stop(end).code == CODES[end]
+
+            async def is_alone() -> bool:
+                return not await connection.fetchval(
+                    "select count(*) from pg_stat_activity where pid <> pg_backend_pid() "
+                    "and datname = current_database() and application_name like 'notifyq%'"
+                )
+
+            await until(is_alone, "no session of the demo is left")
+            rows = await connection.fetch("select name from messages.queue")
+            assert [row["name"] for row in rows if row["name"].startswith("demo")] == []
+    await is_clean(temporary)
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda it: it.name)
+async def test_private_server_of_tests(temporary: Path, end: signal.Signals) -> None:
+    (temporary / "test_some.py").write_text(
+        "import sys, threading\n"
+        "def test_some(notifyq_dsn):\n"
+        "    print('there', file=sys.__stderr__, flush=True)\n"
+        "    threading.Event().wait(60)\n"
+    )
+    env = environment(TMPDIR=str(temporary / "tmp"))
+    args = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"]
+    args += ["-p", "notifyq.testing.plugin", "test_some.py"]
+    tests = subprocess.Popen(args, cwd=temporary, env=env, stderr=subprocess.PIPE, text=True)
+    assert tests.stderr is not None
+    for line in tests.stderr:
+        if "there" in line:
+            break
+    assert any((temporary / "tmp").iterdir())
+    tests.send_signal(end)
+    tests.communicate(timeout=40)
+    await is_clean(temporary)
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda it: it.name)
+@pytest.mark.parametrize("args", [("archive", "export", "out.csv"), ("report", "-o", "out.html")])
+async def test_file_that_is_not_complete(
+    temporary: Path, database: str, args: tuple[str, ...], end: signal.Signals
+) -> None:
+    async with session(database) as connection, connection.transaction():
+        await connection.execute("lock table messages.message_archive in access exclusive mode")
+        with running(temporary, *args, dsn=database) as command:
+
+            async def waits() -> bool:
+                return bool(
+                    await connection.fetchval(
+                        "select exists (select from pg_locks where not granted and database = "
+                        "(select oid from pg_database where datname = current_database()))"
+                    )
+                )
+
+            await until(waits, "the command waits for the lock")
+            assert command.stop(end).code == CODES[end]
+    assert [it.name for it in temporary.iterdir()] == ["tmp"]
+    await is_clean(temporary)
+
+
+def test_ignored_hangup_stays_ignored(temporary: Path, database: str) -> None:
+    """As `nohup` wants it."""
+    done = subprocess.run(
+        ["bash", "-c", f"trap '' HUP; {' '.join(NOTIFYQ)} ping; kill -HUP $$; echo still"],
+        env=environment(NOTIFYQ_DSN=database),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "ok\nstill\n"
