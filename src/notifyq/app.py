@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from notifyq.admin import Admin
 from notifyq.archive import Archive
-from notifyq.config import DatabaseSettings, WorkerSettings, given_dsns
+from notifyq.config import DatabaseSettings, WorkerSettings, given_dsns, require_dsn
 from notifyq.database import Database
 from notifyq.deadletters import DeadLetters
 from notifyq.errors import (
@@ -71,6 +71,9 @@ class App(Registrar):
         **settings: Unpack[DatabaseOptions],
     ) -> None:
         super().__init__(tracing)
+        for name, given in (("dsn", dsn), ("listen_dsn", listen_dsn)):
+            if given is not None:
+                require_dsn(given, f"{name} of the App")
         self._check_payloads = check_payloads
         self.dsn = dsn
         self.listen_dsn = listen_dsn

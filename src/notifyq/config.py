@@ -77,6 +77,8 @@ class Settings(BaseModel):
             return cls(**given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
+            if not first["loc"]:  # a variable of the environment that is blank
+                raise ConfigurationError(first["msg"].removeprefix("Value error, ")) from None
             name = ".".join(str(part) for part in first["loc"])
             raise ConfigurationError(f"setting {name}: {first['msg']}") from None
 
@@ -84,12 +86,12 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _add_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
-        environment = {name.upper(): value for name, value in os.environ.items()}
+        environment = {name.upper(): name for name in os.environ}
         variables = {name: f"{cls.env_prefix}{name.upper()}" for name in cls.model_fields}
         found = {
-            name: environment[variable]
+            name: from_environment(environment[variable])
             for name, variable in variables.items()
-            if variable in environment
+            if variable in environment and name not in given
         }
         return {**found, **given}
 
@@ -189,10 +191,30 @@ class BrokerSettings(Settings):
     """A broker for each `user:database` in this list; empty: one, as the DSN says."""
 
 
+def from_environment(variable: str) -> str | None:
+    """The value of an environment variable, None where it is not set.
+
+    Raises ConfigurationError where it is blank: it most likely comes from another variable that is
+    not set, and another database, folder or limit than the one that was meant is worse than none.
+    """
+    value = os.environ.get(variable)
+    if value is not None and not value.strip():
+        raise ConfigurationError(f"{variable} is set, but empty: give it a value, or unset it")
+    return value
+
+
+def require_dsn(dsn: str, name: str = "the DSN") -> None:
+    """Raise ConfigurationError where a DSN is blank: libpq would take the defaults instead."""
+    if not dsn.strip():
+        raise ConfigurationError(
+            f"{name} is empty: give one like postgresql://user:password@host:5432/database"
+        )
+
+
 def dsn_from_environment() -> str | None:
     """The DSN in NOTIFYQ_DSN, else in the file NOTIFYQ_DSN_FILE; None where neither is set."""
-    dsn = os.environ.get("NOTIFYQ_DSN")
-    file = os.environ.get("NOTIFYQ_DSN_FILE")
+    dsn = from_environment("NOTIFYQ_DSN")
+    file = from_environment("NOTIFYQ_DSN_FILE")
     return dsn or (dsn_from_file(file) if file else None)
 
 
@@ -201,8 +223,8 @@ def listen_dsn_from_environment() -> str | None:
 
     It belongs to that of `dsn_from_environment`: with another DSN it might be another database's.
     """
-    dsn = os.environ.get("NOTIFYQ_LISTEN_DSN")
-    file = os.environ.get("NOTIFYQ_LISTEN_DSN_FILE")
+    dsn = from_environment("NOTIFYQ_LISTEN_DSN")
+    file = from_environment("NOTIFYQ_LISTEN_DSN_FILE")
     return dsn or (dsn_from_file(file) if file else None)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import asyncpg
 
 from notifyq.backoff import is_lost, is_misfit, is_passing, retrying
-from notifyq.config import DatabaseSettings, masked
+from notifyq.config import DatabaseSettings, masked, require_dsn
 from notifyq.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -168,6 +168,9 @@ class Database:
         settings: DatabaseSettings | None = None,
         name: str = "notifyq",
     ) -> None:
+        require_dsn(dsn)
+        if listen_dsn is not None:
+            require_dsn(listen_dsn, "the listen DSN")
         self.dsn = dsn
         self.listen_dsn = listen_dsn or dsn
         """Where to listen: the same database, without a pooler in between."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _VERB = re.compile(r"(alter|analyze|create|drop|grant|reindex|revoke|rollback|select|vacuum) ")
 # In a sentence each of these begins something that a person would copy.
 _BARE = re.compile(
-    rf"\bnotifyq ({'|'.join(tree().commands)})\b|\bselect [a-z_.]+\(|\balter (table|system|role|database)\b|\bmessages\.\w+\(|"
+    rf"\bnotifyq ({'|'.join(tree().commands)})\b|\bselect [a-z_.]+\(|"
+    r"\balter (table|system|role|database)\b|\bmessages\.\w+\(|"
     r"\b(drop|create) (table|index|rule|trigger)\b|\bvacuum (messages|\()|\breindex schema\b|"
     r"\bpg_\w+\(|\brevoke \w+ on\b"
 )

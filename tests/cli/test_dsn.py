@@ -80,8 +80,8 @@ def test_what_is_behind_two_dashes_is_no_option(anywhere: Notifyq, file: Path) -
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (("--dsn-file",), "--dsn-file wants the name of a file"),
-        (("--dsn-file=",), "--dsn-file wants the name of a file"),
+        (("--dsn-file",), "--dsn-file is empty"),
+        (("--dsn-file=",), "--dsn-file is empty"),
         (("--dsn-file", "a", "--dsn", NOWHERE), "--dsn or --dsn-file is given twice"),
         ((f"--dsn={NOWHERE}", "--dsn-file=a"), "--dsn or --dsn-file is given twice"),
         (("--dsn", NOWHERE, "--dsn", NOWHERE), "--dsn or --dsn-file is given twice"),

@@ -120,7 +120,9 @@ async def test_private_server_of_tests(temporary: Path, end: signal.Signals) -> 
     env = environment(TMPDIR=str(temporary / "tmp"))
     args = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"]
     args += ["-p", "notifyq.testing.plugin", "test_some.py"]
-    tests = subprocess.Popen(args, cwd=temporary, env=env, stderr=subprocess.PIPE, text=True)
+    tests = subprocess.Popen(  # noqa: ASYNC220  nothing else runs meanwhile
+        args, cwd=temporary, env=env, stderr=subprocess.PIPE, text=True
+    )
     assert tests.stderr is not None
     for line in tests.stderr:
         if "there" in line:

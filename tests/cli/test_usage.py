@@ -48,7 +48,7 @@ WRONG: list[tuple[tuple[str | bytes, ...], str]] = [
     (("publish", "q", "1", "--priority", "2147483648"), "'--priority'"),
     (("publish", "q", "1", "--delay", "soon"), "'soon' is not a duration"),
     (("publish", "q", "1", "--delay", "365001d"), "is longer than 365000d"),
-    (("publish", "q", "1", "--delay", ""), "'' is not a duration"),
+    (("publish", "q", "1", "--delay", ""), "--delay is empty"),
     (("publish", "q", "1", "--at", "9999-12-31"), "is after the year 9998"),
     (("publish", "q", "1", "--at", "0001-01-01"), "is not an instant"),
     (("publish", "q", "1", "--at", "2030-01-01", "--delay", "1s"), "exclude each other"),
@@ -151,5 +151,37 @@ def test_setting_that_is_wrong_is_named(anywhere: Notifyq, tmp_path: Path) -> No
 
 
 def test_no_database_at_all_is_told_with_the_three_ways_to_have_one(anywhere: Notifyq) -> None:
-    line = anywhere.refused("queues", env={"NOTIFYQ_DSN": ""})
+    line = anywhere.refused("queues", env={})
     assert all(way in line for way in ("--dsn", "NOTIFYQ_DSN", "`notifyq server start`"))
+
+
+@pytest.mark.parametrize(
+    ("args", "option"),
+    [
+        (("ls", "-q", ""), "-q"),
+        (("ls", "--queue", " "), "--queue"),
+        (("dead", "retry", "--queue="), "--queue"),
+        (("audit", "--mask", ""), "--mask"),
+        (("worker", "mail:app", "--stream", ""), "--stream"),
+        (("relay", "a", "b", "--source-file", ""), "--source-file"),
+        (("demo", "--package", ""), "--package"),
+        (("report", "-o", ""), "-o"),
+    ],
+)
+def test_an_option_with_nothing_as_its_value(
+    anywhere: Notifyq, args: tuple[str, ...], option: str
+) -> None:
+    assert anywhere.refused(*args, code=2).startswith(
+        f"notifyq: Invalid value: {option} is empty ("
+    )
+
+
+@pytest.mark.parametrize("command", ["queues", "demo", "ping", "worker"])
+@pytest.mark.parametrize("variable", ["NOTIFYQ_DSN", "NOTIFYQ_DSN_FILE", "NOTIFYQ_POOL_SIZE"])
+def test_a_blank_variable(anywhere: Notifyq, command: str, variable: str) -> None:
+    args = (command, "notifyq.demo.index:app") if command == "worker" else (command,)
+    dsn = {"NOTIFYQ_DSN": "postgresql://127.0.0.1:1/x"} if variable.endswith("SIZE") else {}
+    line = anywhere.refused(*args, env={**dsn, variable: ""})
+    if command == "worker" and variable == "NOTIFYQ_POOL_SIZE":
+        assert "cannot be imported" in line  # the app reads it
+    assert f"{variable} is set, but empty: give it a value, or unset it" in line

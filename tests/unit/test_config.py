@@ -8,16 +8,23 @@ from urllib.parse import quote
 import pytest
 
 from notifyq import App, ConfigurationError
+from notifyq.cli.masking import masks_of_environment
 from notifyq.config import (
+    BrokerSettings,
+    CommandSettings,
     DatabaseSettings,
+    RelaySettings,
     WorkerSettings,
     dsn_from_environment,
     dsn_from_file,
     exposure,
     has_password,
+    listen_dsn_from_environment,
     masked,
 )
 from notifyq.database import Database
+from notifyq.embedded import development
+from notifyq.embedded.binaries import default_binaries
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +80,34 @@ def test_the_environment_is_read_when_it_is_needed(monkeypatch: pytest.MonkeyPat
     assert app.database.dsn == "postgresql://late@host/db"
 
 
-def test_an_empty_variable_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NOTIFYQ_DSN", "")
-    assert dsn_from_environment() is None
+@pytest.mark.parametrize("blank", ["", " ", "\n"])
+def test_a_blank_variable_is_refused(monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
+    reads = {
+        "NOTIFYQ_DSN": dsn_from_environment,
+        "NOTIFYQ_DSN_FILE": dsn_from_environment,
+        "NOTIFYQ_LISTEN_DSN": listen_dsn_from_environment,
+        "NOTIFYQ_LISTEN_DSN_FILE": listen_dsn_from_environment,
+        "NOTIFYQ_HOME": development,
+        "NOTIFYQ_PG_BIN": default_binaries,
+        "NOTIFYQ_MASK": masks_of_environment,
+        "NOTIFYQ_POOL_SIZE": DatabaseSettings.load,
+        "NOTIFYQ_GRACE": WorkerSettings.load,
+        "NOTIFYQ_METRICS_HOST": CommandSettings.load,
+        "NOTIFYQ_AUTOSTART": BrokerSettings.load,
+        "NOTIFYQ_RELAY_BATCH": RelaySettings.load,
+    }
+    for variable, read in reads.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, blank)
+            with pytest.raises(ConfigurationError, match=f"^{variable} is set, but empty: "):
+                read()
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_blank_dsn_is_refused(blank: str) -> None:
+    for make in (App, Database, lambda dsn: App(dsn=dsn), lambda dsn: App(DSN, listen_dsn=dsn)):
+        with pytest.raises(ConfigurationError, match="is empty: give one like postgresql://"):
+            make(blank)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +264,7 @@ def test_the_variable_wins_over_the_file_which_is_read_when_it_is_needed(
     assert App().database.dsn == "postgresql://late@host/db"
     file.chmod(0o644)
     assert App().database.dsn == "postgresql://late@host/db"
-    monkeypatch.setenv("NOTIFYQ_DSN", "")
+    monkeypatch.delenv("NOTIFYQ_DSN")
     with pytest.raises(ConfigurationError, match="chmod 600"):
         _ = App().database
 

@@ -18,6 +18,25 @@ _HANDED_DOWN = "_NOTIFYQ_DSN"
 _LISTEN_HANDED_DOWN = "_NOTIFYQ_LISTEN_DSN"
 
 
+_MAY_BE_EMPTY = {"--alerts"}
+
+
+def refuse_blanks(args: Sequence[str]) -> None:
+    """Refuse an option with nothing as its value, as an unset variable of a shell makes it.
+
+    Most would be the same as not given: another database, all queues, no masks.
+    """
+    for option, value in zip(("", *args), args, strict=False):
+        if value == "--":
+            return
+        name, equals, text = value.partition("=")
+        if value.startswith("--") and equals:
+            option, value = name, text  # noqa: PLW2901
+        is_option = option.startswith("-") and "=" not in option
+        if is_option and not value.strip() and option not in _MAY_BE_EMPTY:
+            raise typer.BadParameter(f"{option} is empty")
+
+
 def with_dsn(args: Sequence[str]) -> list[str]:
     """Put in place of --dsn-file what the file holds, and --listen-dsn into the environment.
 
@@ -54,7 +73,7 @@ def _with_dsn(args: Sequence[str]) -> list[str]:
     name, _, value = "=".join(args[place]).partition("=")
     if name == "--dsn-file":
         if not value:
-            raise typer.BadParameter("--dsn-file wants the name of a file")
+            raise typer.BadParameter("--dsn-file is empty")
         return _adding_dsn([*args[: place.start], *args[place.stop :]], dsn_from_file(value))
     warn_of_password("in --dsn", value, "--dsn-file, NOTIFYQ_DSN")
     return list(args)

@@ -17,8 +17,7 @@ from notifyq.cli.common import (
     print_rows,
     run,
 )
-from notifyq.cli.masking import HideOption, MaskOption
-from notifyq.masks import Masks
+from notifyq.cli.masking import HideOption, MaskOption, masks_of
 from notifyq.monitor import AuditEntry, audit_entries
 
 
@@ -45,7 +44,7 @@ def audit(
         async with open_database(dsn) as database:
             return await audit_entries(
                 database, actor=actor, action=action, subject=subject, since=since, most=limit + 1,
-                masks=Masks.parse(mask, all_payloads=hide_payloads),
+                masks=masks_of(mask, all_payloads=hide_payloads),
             )  # fmt: skip
 
     found = run(read())

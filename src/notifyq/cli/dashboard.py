@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +9,9 @@ from typing import Annotated
 import typer
 
 from notifyq.cli.common import DsnOption, err, open_database, out, resolve_dsn, run
-from notifyq.cli.masking import HideOption, MaskOption
-from notifyq.config import exposure, listen_dsn_from_environment
-from notifyq.dashboard import LOOPBACK, MISSING, Masks, User, Users, create_app
+from notifyq.cli.masking import HideOption, MaskOption, masks_of
+from notifyq.config import exposure, from_environment, listen_dsn_from_environment
+from notifyq.dashboard import LOOPBACK, MISSING, User, Users, create_app
 from notifyq.dashboard.access import write_user
 from notifyq.errors import ConfigurationError
 
@@ -93,7 +92,7 @@ def dashboard(
         users=users,
         open_to_all=users is None,
         allow_writes=allow_writes,
-        masks=Masks.parse(mask, all_payloads=hide_payloads),
+        masks=masks_of(mask, all_payloads=hide_payloads),
         hosts=_hosts(host, trusted_host or []),
         base_path=base_path.rstrip("/"),
         interval=interval,
@@ -119,13 +118,13 @@ def _users(auth_file: Path | None, password_file: Path | None) -> Users | None:
         return Users.of_file(auth_file)
     if password_file is not None:
         return Users.of_password_file(password_file)
-    given = os.environ.get(_VARIABLE)
+    given = from_environment(_VARIABLE)
     return None if given is None else Users.of_password(given)
 
 
 def _secret(path: Path | None) -> str | None:
     if path is None:
-        return os.environ.get(_SECRET) or None
+        return from_environment(_SECRET)
     try:
         with path.open(encoding="utf-8") as file:
             fault = exposure(os.fstat(file.fileno()))

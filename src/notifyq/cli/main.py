@@ -40,7 +40,7 @@ from notifyq.cli import (
     top,
     worker,
 )
-from notifyq.cli.arguments import with_dsn
+from notifyq.cli.arguments import refuse_blanks, with_dsn
 from notifyq.cli.common import DsnOption, err, open_database, out, printable, run
 from notifyq.cli.logs import mask_logs
 from notifyq.embedded.signals import unwinding
@@ -196,6 +196,7 @@ def _run(args: list[str]) -> int:
     for arg in args:
         if arg != arg.encode(errors="replace").decode():
             raise typer.BadParameter(f"the argument {arg!r} is not text in UTF-8")
+    refuse_blanks(args)
     try:
         with tree().make_context("notifyq", with_dsn(args)) as context:
             context.command.invoke(context)

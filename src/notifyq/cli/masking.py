@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
 
+from notifyq.config import from_environment
 from notifyq.masks import Masks
 
 _VARIABLE = "NOTIFYQ_MASK"
@@ -14,8 +14,6 @@ _VARIABLE = "NOTIFYQ_MASK"
 MaskOption = Annotated[
     str | None,
     typer.Option(
-        envvar=_VARIABLE,
-        show_envvar=False,
         metavar="KEYS",
         help="Keys whose values are hidden in payloads: 'password,*.token,card.*'; "
         "else NOTIFYQ_MASK.",
@@ -26,4 +24,10 @@ HideOption = Annotated[bool, typer.Option("--hide-payloads", help="Show no paylo
 
 def masks_of_environment() -> Masks:
     """What is hidden where a command has no option for it."""
-    return Masks.parse(os.environ.get(_VARIABLE))
+    return masks_of(None)
+
+
+def masks_of(given: str | None, *, all_payloads: bool = False) -> Masks:
+    """What --mask says, else NOTIFYQ_MASK; blank it is refused, as it would hide nothing."""
+    keys = from_environment(_VARIABLE) if given is None else given
+    return Masks.parse(keys, all_payloads=all_payloads)

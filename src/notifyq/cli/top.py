@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from notifyq.cli.common import DsnOption, duration, open_database, print_json, run
-from notifyq.cli.masking import HideOption, MaskOption
+from notifyq.cli.masking import HideOption, MaskOption, masks_of
 from notifyq.errors import ConfigurationError
 from notifyq.masks import Masks
 from notifyq.top.once import as_json as snapshot_json
@@ -48,7 +48,7 @@ def top(
         raise typer.BadParameter("--json goes with --once")
     if every < timedelta(milliseconds=200):
         raise typer.BadParameter("--every is at least 200ms")
-    masks = Masks.parse(mask, all_payloads=hide_payloads)
+    masks = masks_of(mask, all_payloads=hide_payloads)
     if once:
         run(_once(dsn, masks, as_json=as_json))
         return

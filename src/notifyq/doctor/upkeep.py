@@ -163,7 +163,8 @@ async def _elsewhere(look: Look) -> Finding:
     if row["home"] is None:
         return warn(
             found,
-            "start `notifyq worker MODULE:APP`, or set pg_cron up, else expired locks are never ended",
+            "start `notifyq worker MODULE:APP`, or set pg_cron up, else expired locks are never "
+            "ended",
         )
     return warn(
         f"{found}, which is in database {row['home']}",

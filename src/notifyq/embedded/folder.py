@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from notifyq.config import from_environment
 from notifyq.embedded.launch import Account
 from notifyq.embedded.locks import locked, takes
 from notifyq.errors import ServerError
@@ -58,7 +59,7 @@ class State:
 
 def home() -> Path:
     """Return the directory of the persistent development server."""
-    if chosen := os.environ.get("NOTIFYQ_HOME"):
+    if chosen := from_environment("NOTIFYQ_HOME"):
         return Path(chosen).expanduser().absolute()
     if os.geteuid() == 0:
         return Path("/var/lib/notifyq")

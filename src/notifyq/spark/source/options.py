@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from notifyq.config import from_environment
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def address(options: Mapping[str, str]) -> str:
             raise ConfigurationError(
                 f"option dsn_file: {path} cannot be read: {error.strerror}"
             ) from None
-    if found := os.environ.get("NOTIFYQ_DSN"):
+    if found := from_environment("NOTIFYQ_DSN"):
         return found
     raise ConfigurationError(
         "no database: give option dsn or dsn_file, or set NOTIFYQ_DSN before Spark starts"
