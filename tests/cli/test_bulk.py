@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import resource
 import signal
 import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cli.programs import Running, Terminal
+from cli.programs import NOTIFYQ, Running, Terminal, environment
 from database import rows, session, until
 from notifyq import App, ConfigurationError, Json, QueueNotFoundError
 from notifyq.publisher import Publisher
@@ -265,3 +266,25 @@ def test_many_short_lines_are_more_than_one_statement(notifyq: Notifyq, queue: s
     assert "notifyq: line 150001 is not JSON: " in result.err
     (after,) = [row for row in notifyq.good("queues", "--json").data if row["queue"] == queue]
     assert after == row
+
+
+async def test_a_line_that_no_queue_takes_is_not_read_to_its_end(database: str) -> None:
+    """300 MB: far more than it may use."""
+    for source in ("head -c 300000000 /dev/zero | tr '\\0' 7 |", "cat |"):
+        with subprocess.Popen(  # noqa: ASYNC220  nothing else runs meanwhile
+            ["bash", "-c", f"{source} {subprocess.list2cmdline([*NOTIFYQ])} publish default"],
+            env=environment(NOTIFYQ_DSN=database),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as command:
+            said = command.communicate(timeout=60)
+        if "cat" in source:
+            assert said == ("0 published\n", "")
+            continue
+        assert said[0] == ""
+        assert "a line has more than 8,388,608 bytes, and queue 'default' takes no " in said[1]
+        assert "nothing was published" in said[1]
+    # Of children that were waited for, the largest.
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 300_000

@@ -3,6 +3,7 @@
 import os
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
@@ -25,6 +26,9 @@ from notifyq.config import (
 from notifyq.database import Database
 from notifyq.embedded import development
 from notifyq.embedded.binaries import default_binaries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +86,7 @@ def test_the_environment_is_read_when_it_is_needed(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("blank", ["", " ", "\n"])
 def test_a_blank_variable_is_refused(monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
-    reads = {
+    reads: dict[str, Callable[[], object]] = {
         "NOTIFYQ_DSN": dsn_from_environment,
         "NOTIFYQ_DSN_FILE": dsn_from_environment,
         "NOTIFYQ_LISTEN_DSN": listen_dsn_from_environment,
@@ -105,7 +109,13 @@ def test_a_blank_variable_is_refused(monkeypatch: pytest.MonkeyPatch, blank: str
 
 @pytest.mark.parametrize("blank", ["", " "])
 def test_a_blank_dsn_is_refused(blank: str) -> None:
-    for make in (App, Database, lambda dsn: App(dsn=dsn), lambda dsn: App(DSN, listen_dsn=dsn)):
+    makes: list[Callable[[str], object]] = [
+        App,
+        Database,
+        lambda dsn: App(dsn=dsn),
+        lambda dsn: App(DSN, listen_dsn=dsn),
+    ]
+    for make in makes:
         with pytest.raises(ConfigurationError, match="is empty: give one like postgresql://"):
             make(blank)
 

@@ -21,6 +21,7 @@ from notifyq.cli.common import (
     printable,
     run,
 )
+from notifyq.cli.hints import require_known
 from notifyq.cli.progress import Progress
 from notifyq.export import ExportChoice, ExportedArchive, Format, export_archive
 from notifyq.model import Status
@@ -84,6 +85,7 @@ def export(
 
     async def write() -> ExportedArchive:
         async with open_database(dsn) as database:
+            await require_known(database, queue)
             with Progress("exporting", total=None, unit="B") as progress:
                 return await export_archive(database, choice, on_progress=progress.reach)
 

@@ -30,6 +30,7 @@ from rich.table import Table
 
 from notifyq.admin import Admin
 from notifyq.backoff import Patience
+from notifyq.cli.hints import add_near_names
 from notifyq.config import (
     DatabaseSettings,
     dsn_from_environment,
@@ -39,7 +40,7 @@ from notifyq.config import (
 )
 from notifyq.database import Database
 from notifyq.embedded import development
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, DatabaseError
 from notifyq.event import Event
 from notifyq.model import ArchivedMessage, Message
 from notifyq.monitor import ConditionError, json_path
@@ -54,6 +55,7 @@ T = TypeVar("T")
 _UNLIMITED = 10**9
 _MOST = 1000
 """Characters of a table's cell in a terminal; a payload may have millions."""
+_MOST_PIPED = 10_000
 _LEAST = 12
 """Columns of the terminal that a text keeps in a table that is too wide."""
 
@@ -150,7 +152,11 @@ async def open_database(
     async with database:
         if check and not serves:
             await Admin(database).check_schema()
-        yield database
+        try:
+            yield database
+        except DatabaseError as error:
+            await add_near_names(database, error)
+            raise
 
 
 async def _wait_for(look: Callable[[], Awaitable[None]], lasting: timedelta) -> None:
@@ -295,7 +301,7 @@ def print_table(
     `cut` lose their end, the others fold. If that is not enough, columns are left out, and a line
     says which: first `spare`, then from the right, but never the first column nor one of `cut`.
     """
-    most = None if out.width >= _UNLIMITED else _MOST
+    most = _MOST_PIPED if out.width >= _UNLIMITED else _MOST
     cells = [[cell(value, most) for value in row] for row in rows]
     natural = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
     least = [
@@ -363,7 +369,7 @@ def _total(widths: Iterable[int]) -> int:
     return sum(each) + 2 * (len(each) - 1)
 
 
-def cell(value: Any, most: int | None = _MOST) -> str:
+def cell(value: Any, most: int = _MOST) -> str:
     """Text of a value in a table: one line, of so many characters at most."""
     if value is None:
         return ""

@@ -30,12 +30,14 @@ from notifyq.cli.common import (
     open_database,
     out,
     pick,
+    print_json,
     print_rows,
     printable,
     run,
     when,
 )
 from notifyq.cli.groups import FingerprintOption, act_on, groups
+from notifyq.cli.hints import require_known
 from notifyq.cli.listing import Listing
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.cli.messages import LimitOption, show
@@ -76,6 +78,8 @@ def ls(
             archive = Archive(database)
             found = await archive.dead(queue, limit, subscriber=subscriber)
             total = await archive.dead_count(queue, subscriber)
+            if not found:
+                await require_known(database, queue, subscriber)
         if as_json:
             for message in found:
                 typer.echo(message_json(message))
@@ -102,6 +106,7 @@ def retry(
     everything: Annotated[bool, typer.Option("--all", help="All dead messages.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10**5, help="At most.")] = 1000,
     dsn: DsnOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
     """Publish dead messages again, by id or by filter; each only once.
 
@@ -118,7 +123,7 @@ def retry(
                 since=since, until=until,
             )  # fmt: skip
             done = await act_on(dsn, Act.RETRY, conditions, limit)
-            out.print(f"{done} published again")
+            _tell_retried(done, None, as_json=as_json)
             return
         said = {"status": status, "since": since, "until": until}
         subject = _subject(ids, queue)
@@ -130,7 +135,10 @@ def retry(
                 again = None
                 retried = await act.value(sql.REDRIVE, queue, *said.values(), limit, subscriber)
             act.note(done=retried, **({"as": again} if again else {}))
-        out.print(f"{retried} published again")
+        if not ids and not retried:
+            async with open_database(dsn) as database:
+                await require_known(database, queue, subscriber)
+        _tell_retried(retried, again, as_json=as_json)
         _require_all(ids or [], retried, "not dead, or were retried before")
 
     run(retry_dead())
@@ -162,6 +170,14 @@ def delete(
         _require_all(ids, deleted, "not dead")
 
     run(delete_dead())
+
+
+def _tell_retried(done: int, ids: list[int] | None, *, as_json: bool) -> None:
+    """Say how many were published again and, where they were named, as which messages."""
+    if as_json:
+        print_json({"published": done, "ids": ids})
+    else:
+        out.print(f"{done} published again" + (f" as {', '.join(map(str, ids))}" if ids else ""))
 
 
 def _subject(ids: list[int] | None, queue: str | None = None) -> str:
@@ -203,6 +219,7 @@ def watch(
 
     async def watch_dead() -> None:
         async with open_database(dsn, serves=True) as database:
+            await require_known(database, queue)
             archive = Archive(database)
             bookmark = Bookmark(state, queue, anew=since is not None)
             if bookmark.position is None and since is None:

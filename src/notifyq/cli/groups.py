@@ -21,6 +21,7 @@ from notifyq.cli.common import (
     run,
     when,
 )
+from notifyq.cli.hints import require_known
 from notifyq.cli.masking import masks_of_environment
 from notifyq.monitor import Act, Conditions, DeadGroups, clock, dead_groups, step
 
@@ -55,7 +56,10 @@ def groups(
 
     async def find() -> DeadGroups:
         async with open_database(dsn) as database:
-            return await dead_groups(database, conditions, quantity=limit)
+            found = await dead_groups(database, conditions, quantity=limit)
+            if not found.groups:
+                await require_known(database, queue, subscriber)
+            return found
 
     found = run(find())
     if as_json:
@@ -103,4 +107,6 @@ async def act_on(dsn: str | None, act: Act, conditions: Conditions, limit: int) 
             place = one.place
             if place is None:
                 break
+        if not done:
+            await require_known(database, conditions.queue, conditions.subscriber)
     return done

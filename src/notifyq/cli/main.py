@@ -42,9 +42,10 @@ from notifyq.cli import (
 )
 from notifyq.cli.arguments import refuse_blanks, with_dsn
 from notifyq.cli.common import DsnOption, err, open_database, out, printable, run
+from notifyq.cli.hints import advised
 from notifyq.cli.logs import mask_logs
 from notifyq.embedded.signals import unwinding
-from notifyq.errors import DatabaseError, NotifyqError, ServerError, reason
+from notifyq.errors import DatabaseError, NotifyqError, ServerError
 from notifyq.sql import SESSION
 
 # Typer brings a copy of click along or uses the one installed; only the class tells which.
@@ -231,7 +232,7 @@ def _text(error: Exception) -> str:
             # What it logged follows on lines of its own.
             return str(error)
         case DatabaseError():
-            return _one_line(reason(error))
+            return _one_line(advised(error))
         case asyncpg.PostgresError(detail=str(detail)):
             return _one_line(f"the server says: {error.args[0]}: {detail}")
         case asyncpg.PostgresError():

@@ -28,6 +28,7 @@ from notifyq.cli.common import (
     span,
     when,
 )
+from notifyq.cli.hints import require_known
 from notifyq.model import ArchivedMessage, Attempt, Dependency, Message, State, Status
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def ls(
             else:
                 found = await archive.live(queue, state, limit)
                 names = ("id", "queue", "state", "attempts", "available_at", "message")
+            if not found:
+                await require_known(database, queue)
         if as_json:
             for message in found:
                 typer.echo(message_json(message))

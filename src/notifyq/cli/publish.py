@@ -10,18 +10,37 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
+import asyncpg
 import typer
 
-from notifyq.cli.common import DsnOption, duration, err, headers, instant, open_database, out, run
+from notifyq.admin import Admin
+from notifyq.cli.common import (
+    DsnOption,
+    duration,
+    err,
+    headers,
+    instant,
+    open_database,
+    out,
+    print_json,
+    run,
+)
 from notifyq.cli.progress import Progress
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.options import DedupScope, OnDuplicate, OnFailure
 from notifyq.payload import Json, check_json
 from notifyq.publisher import Publisher
+from notifyq.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
 
+    from notifyq.database import Database
+
+_LONGEST = 1 << 28
+"""Bytes of the largest message that a queue can take."""
+_WIDEST = 8
+"""Bytes of a line for each byte of its message, at most: six for an escaped character, and room."""
 _BATCH = 1 << 18
 """Bytes of input that are published by one statement, more or less."""
 
@@ -81,6 +100,9 @@ def publish(
         bool, typer.Option("--follow", "-f", help="Publish lines of stdin as they come, for ever.")
     ] = False,
     dsn: DsnOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the id, or how many, as JSON.")
+    ] = False,
 ) -> None:
     """Publish a message and print its id; or publish each line of standard input.
 
@@ -108,7 +130,7 @@ def publish(
         if dedup_key is not None:
             raise typer.BadParameter("--dedup-key is for a single message")
         keys = {} if key is None else {"key": lambda _: key}
-        run(_publish_lines(dsn, queue, options | keys, follow=follow))
+        run(_publish_lines(dsn, queue, options | keys, follow=follow, as_json=as_json))
         return
     if follow:
         raise typer.BadParameter("--follow is for lines of standard input")
@@ -124,13 +146,13 @@ def publish(
             published = await Publisher(database).publish(
                 queue, Json(message), dedup_key=dedup_key, key=key, **options
             )
-        out.print(published)
+        _tell(queue, "id", published, as_json=as_json)
 
     run(publish_one())
 
 
 async def _publish_lines(
-    dsn: str | None, queue: str, options: dict[str, Any], *, follow: bool
+    dsn: str | None, queue: str, options: dict[str, Any], *, follow: bool, as_json: bool
 ) -> None:
     if sys.stdin.isatty() and not follow:
         err.print("one message a line, as JSON; Ctrl-D publishes them, Ctrl-C none")
@@ -141,9 +163,10 @@ async def _publish_lines(
         with Progress("publishing", total=size, unit="B") as progress:
             async with open_database(dsn, command_timeout=86400) as database:
                 publisher = Publisher(database)
+                longest = await _longest_line(database, queue)
                 transaction = contextlib.nullcontext() if follow else publisher.transaction()
                 async with transaction as connection:
-                    async for batch, read in _batches(follow=follow):
+                    async for batch, read in _batches(queue, longest, follow=follow):
                         call = publisher.publish_many(
                             queue, batch, connection=connection, **options
                         )
@@ -151,9 +174,17 @@ async def _publish_lines(
                         progress.advance(read)
     except BaseException:
         if follow:
-            out.print(f"{published} published")
+            _tell(queue, "published", published, as_json=as_json)
         raise
-    out.print(f"{published} published")
+    _tell(queue, "published", published, as_json=as_json)
+
+
+def _tell(queue: str, what: str, number: int, *, as_json: bool) -> None:
+    """Print the id of a message, or how many were published."""
+    if as_json:
+        print_json({"queue": queue, what: number})
+    else:
+        out.print(number if what == "id" else f"{number} published")
 
 
 async def _to_its_end(call: Coroutine[Any, Any, list[int]]) -> list[int]:
@@ -168,10 +199,12 @@ async def _to_its_end(call: Coroutine[Any, Any, list[int]]) -> list[int]:
         return ids
 
 
-async def _batches(*, follow: bool) -> AsyncIterator[tuple[list[Json], int]]:
+async def _batches(
+    queue: str, longest: int, *, follow: bool
+) -> AsyncIterator[tuple[list[Json], int]]:
     """Give the messages of standard input, many at a time, and how many bytes they took."""
     number = 0
-    async for lines in _lines(follow=follow):
+    async for lines in _lines(follow=follow, queue=queue, longest=longest):
         batch: list[Json] = []
         for line in lines:
             number += 1
@@ -192,7 +225,22 @@ def _message(line: bytes, number: int, *, follow: bool) -> Json:
     return Json(text)
 
 
-async def _lines(*, follow: bool) -> AsyncIterator[list[bytes]]:
+async def _longest_line(database: Database, queue: str) -> int:
+    """How many bytes a line for a queue or a stream can have, so that not all of it is read."""
+    # A publisher may not see the policy: then it is what the largest queue takes.
+    with contextlib.suppress(NotifyqError, asyncpg.PostgresError):
+        for row in await Admin(database).queue_info():
+            if row["queue"] == queue:
+                return min(_WIDEST * int(row["max_bytes"]), _LONGEST)
+        for row in await Streams(database).info():
+            if row["stream"] == queue:
+                return min(_WIDEST * int(row["max_bytes"]), _LONGEST)
+    return _LONGEST
+
+
+async def _lines(
+    *, follow: bool, queue: str = "", longest: int = _LONGEST
+) -> AsyncIterator[list[bytes]]:
     """Read lines of standard input: as many as are there, or else as make a batch."""
     stdin = sys.stdin.buffer
     begun = bytearray()
@@ -213,6 +261,11 @@ async def _lines(*, follow: bool) -> AsyncIterator[list[bytes]]:
         if whole:
             yield bytes(begun[:whole]).removesuffix(b"\n").split(b"\n")
             del begun[:whole]
+        if len(begun) > longest:
+            raise ConfigurationError(
+                f"a line has more than {longest:,} bytes, and queue {queue!r} takes no message as "
+                f"large: {'nothing of its batch' if follow else 'nothing'} was published"
+            )
 
 
 @contextlib.contextmanager

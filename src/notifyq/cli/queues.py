@@ -19,6 +19,7 @@ from notifyq.cli.common import (
     print_rows,
     run,
 )
+from notifyq.cli.hints import require_known
 from notifyq.cli.listing import Listing
 from notifyq.cli.policy import (
     AttemptsOption,
@@ -284,6 +285,8 @@ def shares(
     async def list_shares() -> None:
         async with open_database(dsn) as database:
             rows = [dict(row) for row in await Admin(database).queue_shares(name)]
+            if not rows:
+                await require_known(database, name)
         print_rows(rows, as_json=as_json, empty="every key has the weight 1")
 
     run(list_shares())

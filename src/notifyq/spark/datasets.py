@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     Encode = Callable[[Sequence[str] | None], str]
 
 FORMATS = ("csv", "jsonl", "parquet")
+_LONGEST = 1 << 28
+"""Bytes of the largest message that a queue can take."""
+_SHOWN = 1000
+_TOO_LONG = f"a line has more than {_LONGEST:,} bytes, which is more than any message"
 _ENDS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _BYTES = 32_000_000
 """Of a file of JSON lines that one task reads."""
@@ -142,18 +146,41 @@ def _open(path: str) -> IO[bytes]:
     return open(path, "rb")  # noqa: PTH123 - closed by who calls
 
 
+def _lines(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
+    """Read lines, each with its size; of one larger than any message only the first bytes."""
+    while line := file.readline(_LONGEST):
+        size = len(line)
+        if size == _LONGEST and not line.endswith(b"\n"):
+            line = line[:_SHOWN]
+            while more := file.readline(_BYTES):
+                size += len(more)
+                if more.endswith(b"\n"):
+                    break
+        yield line, size
+
+
+def _checked_lines(file: IO[bytes], path: str) -> Iterator[bytes]:
+    for line, size in _lines(file):
+        if size > len(line):
+            raise ConfigurationError(f"{path}: {_TOO_LONG}")
+        yield line
+
+
 def _json_lines(chunk: Chunk) -> Iterator[Row | BadRow]:
     with closing(_open(chunk.path)) as file:
         position = chunk.first
         if position:
             # The line that goes over the border is of the chunk before.
             file.seek(position - 1)
-            position += len(file.readline()) - 1
-        for line in file:
+            position += next(_lines(file), (b"", 0))[1] - 1
+        for line, size in _lines(file):
             if chunk.last and position >= chunk.last:
                 return
-            start, position = position, position + len(line)
+            start, position = position, position + size
             if line.isspace():
+                continue
+            if size > len(line):
+                yield BadRow(start, line.decode("utf-8", "replace"), _TOO_LONG)
                 continue
             try:
                 text = line.decode("utf-8").strip()
@@ -184,7 +211,10 @@ class _JsonRow:
 
 def _csv(chunk: Chunk) -> Iterator[Row | BadRow]:
     with closing(_open(chunk.path)) as file:
-        lines = (line.decode("utf-8-sig" if i == 0 else "utf-8") for i, line in enumerate(file))
+        lines = (
+            line.decode("utf-8-sig" if i == 0 else "utf-8")
+            for i, line in enumerate(_checked_lines(file, chunk.path))
+        )
         reader = csv.reader(lines, strict=True)
         names = next(reader, None)
         if not names:

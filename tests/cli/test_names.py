@@ -1,0 +1,143 @@
+"""Names that are not there: said, with the ones that were perhaps meant, in words of commands."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.test_listing import archive
+from database import ROOT, session
+from notifyq import errors
+from notifyq.cli.hints import HINTS, advised
+
+if TYPE_CHECKING:
+    from cli.programs import Notifyq
+
+# What speaks of SQL and no command can meet: of batches, procedures and tables of the caller's.
+_SQL_ONLY = {
+    "78_batches.sql", "87_broker.sql", "88_capture.sql", "88b_captures.sql", "88c_uncapture.sql",
+    "91_settle.sql", "63_owned.sql", "96_run_broker.sql", "96b_start_broker.sql", "57_enqueue.sql",
+    "39_payload.sql", "27_origin.sql", "78b_next_batch.sql", "01_schema.sql",
+}  # fmt: skip
+_FUNCTION = re.compile(r"messages\.\w+\(|\bselect \w|\b[a-z_]+\(\)|=> ")
+
+
+@pytest.fixture
+async def names(notifyq: Notifyq, shared_database: str) -> str:
+    async with session(shared_database) as connection:
+        await connection.execute("""
+          select messages.create_queue('billing'), messages.create_stream('orders'),
+            messages.subscribe('orders', 'warehouse') where not exists (
+              select from messages.queue where name = 'billing');
+        """)
+    return shared_database
+
+
+QUEUE = "there is no queue 'biling': did you mean 'billing'? Or create it with "
+STREAM = "there is no stream 'oders': did you mean 'orders'? Or create it with "
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("ls", "--queue", "biling"),
+        ("ls", "--queue", "biling", "--json"),
+        ("ls", "--finished", "-q", "biling"),
+        ("ls", "--status", "failed", "-q", "biling"),
+        ("dead", "ls", "-q", "biling"),
+        ("dead", "groups", "-q", "biling"),
+        ("dead", "retry", "-q", "biling"),
+        ("dead", "retry", "-q", "biling", "--fingerprint", "x"),
+        ("dead", "delete", "-q", "biling", "--fingerprint", "x"),
+        ("dead", "watch", "-q", "biling"),
+        ("archive", "export", "out.csv", "-q", "biling"),
+        ("queues", "pause", "biling"),
+        ("queues", "shares", "biling"),
+        ("publish", "biling", "1"),
+    ],
+    ids=" ".join,
+)
+def test_queue(notifyq: Notifyq, names: str, args: tuple[str, ...]) -> None:
+    assert notifyq.dsn == names
+    assert f"notifyq: {QUEUE}`notifyq queues create biling`\n" in notifyq.refused(*args)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("stream", "lag", "oders"),
+        ("stream", "tail", "oders"),
+        ("stream", "pause", "oders"),
+        ("stream", "subscribe", "oders", "x"),
+    ],
+    ids=" ".join,
+)
+def test_stream(notifyq: Notifyq, names: str, args: tuple[str, ...]) -> None:
+    assert notifyq.dsn == names
+    assert f"notifyq: {STREAM}`notifyq stream create oders`\n" in notifyq.refused(*args)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("stream", "seek", "orders", "warehose", "now"),
+        ("dead", "ls", "--subscriber", "warehose"),
+        ("dead", "groups", "--subscriber", "warehose"),
+        ("dead", "retry", "--subscriber", "warehose"),
+    ],
+    ids=" ".join,
+)
+def test_subscriber(notifyq: Notifyq, names: str, args: tuple[str, ...]) -> None:
+    assert notifyq.dsn == names
+    assert "did you mean 'warehouse'?" in notifyq.refused(*args)
+
+
+async def test_queue_that_is_empty_or_was_dropped_is_known(notifyq: Notifyq, names: str) -> None:
+    assert notifyq.good("ls", "-q", "billing").out == "no messages\n"
+    assert notifyq.good("dead", "ls", "-q", "orders").out == "no dead messages\n"
+    notifyq.good("queues", "create", "gone")
+    await archive(names, "gone", 1)
+    notifyq.good("queues", "drop", "gone")
+    assert notifyq.good("ls", "-q", "gone").out == "no messages\n"
+    assert " gone " in notifyq.good("dead", "ls", "-q", "gone").out
+
+
+def test_no_hint_of_a_command_speaks_sql(notifyq: Notifyq, names: str) -> None:
+    notifyq.good("publish", "billing", "1")
+    notifyq.good("stream", "pause", "orders")
+    for args, hint in (
+        (("queues", "drop", "billing"), "drop it with --force"),
+        (("stream", "drop", "orders"), "or drop it with --force"),
+        (("publish", "orders", "1"), "with `notifyq stream resume orders`"),
+        (("schedules", "remove", "nosuch"), "there was no schedule"),
+        (("schedules", "run", "nosuch"), "`notifyq schedules` lists them"),
+    ):
+        result = notifyq(*args)
+        assert hint in result.err + result.out
+        assert not _FUNCTION.search(result.err), result.err
+    notifyq.good("stream", "resume", "orders")
+
+
+def test_each_hint_that_speaks_sql_has_one_for_commands() -> None:
+    """But for errors that no command can meet."""
+    by_state = {kind.sqlstate: kind for kind in errors.DatabaseError.__subclasses__()}
+    raises = re.compile(r"raise exception using(.*?);\n", re.DOTALL)
+    found = 0
+    for file in sorted((ROOT / "db/init").glob("*.sql")):
+        for text in raises.findall(file.read_text(encoding="utf-8")):
+            state = re.search(r"errcode = '(NQ\d+)'", text)
+            hint = text.partition("hint = ")[2]
+            if state is None or not hint or not _FUNCTION.search(hint):
+                continue
+            found += 1
+            assert by_state[state[1]] in HINTS or file.name in _SQL_ONLY, (file.name, hint)
+    assert found > 10
+
+
+@pytest.mark.parametrize("kind", HINTS)
+def test_hints_of_commands_name_no_function(kind: type[errors.DatabaseError]) -> None:
+    told = advised(kind("there is no 'it''s' of 'that'"))
+    assert not _FUNCTION.search(told)
+    assert "{" not in told
