@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import codeop
 import inspect
 import re
 import sys
@@ -27,6 +28,22 @@ APART = {"lake", "load", "spark", "start"}
 PYTHON = [page for page in PAGES if blocks(page, "python") and page.stem not in APART]
 SHELL = [page for page in PAGES if any(commands(page))]
 SQL = [page for page in PAGES if blocks(page, "sql") and page.stem != "start"]
+
+
+def sessions(page: Path) -> list[Block]:
+    """Return the blocks that await something at their top, which only a session can do."""
+    return [block for block in blocks(page, "python") if _awaits(block.text)]
+
+
+def _awaits(text: str) -> bool:
+    try:
+        compile(text, "", "exec", dont_inherit=True)
+    except SyntaxError:
+        return True
+    return False
+
+
+SESSIONS = [page for page in PAGES if sessions(page)]
 
 # What a server with pg_cron would have; the examples need it to be there, not to work.
 _CRON = """
@@ -108,6 +125,24 @@ async def test_python_runs(
     finally:
         for app in [value for value in given.values() if isinstance(value, App)]:
             await app.close()
+
+
+@pytest.mark.parametrize("page", SESSIONS, ids=name)
+def test_sessions_can_be_pasted(page: Path) -> None:
+    """As `python -m asyncio` reads them: line by line, where a blank line ends a statement."""
+    for block in sessions(page):
+        console = codeop.CommandCompiler()
+        console.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        lines: list[str] = []
+        for number, line in enumerate([*block.text.splitlines(), ""]):
+            lines.append(line)
+            try:
+                code = console("\n".join(lines), str(page), "single")
+            except SyntaxError as error:
+                pytest.fail(f"{page.name}, line {block.line + number}: {error}")
+            if code is not None:
+                lines.clear()
+        assert not lines, f"{page.name}, line {block.line}: {lines[0]!r} does not end"
 
 
 def compiled(block: Block) -> CodeType:

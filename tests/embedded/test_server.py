@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -55,6 +57,24 @@ async def test_restart_keeps_the_data(server: Server) -> None:
     assert server.running is None
     with server:
         assert await fetch_value(server.dsn, "select answer from kept") == 42
+
+
+async def test_restart_keeps_the_port_while_it_is_free(server: Server) -> None:
+    with server:
+        before = server.dsn
+        await fetch_value(before, "select 1")
+    with server:
+        assert server.dsn == before
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", urlsplit(before).port or 0))
+        other.listen()
+        with server:
+            after = server.dsn
+            assert after != before
+            await fetch_value(after, "select 1")
+    with server:
+        assert server.dsn == after
 
 
 async def test_password_is_required_and_private(server: Server) -> None:

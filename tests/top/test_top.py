@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,10 +14,12 @@ from database import until
 from notifyq.chaos.proxy import Proxy
 from notifyq.database import Database
 from notifyq.masks import HIDDEN, Masks
+from notifyq.monitor.figures import Figure, Health
 from notifyq.top.app import Top
 from notifyq.top.layout import chosen, fitting
 from notifyq.top.snapshot import Snapshot, Source
 from notifyq.top.table import Table
+from notifyq.top.text import _of_server
 from notifyq.top.views import QUEUES, VIEWS
 from top.filled import fill
 
@@ -312,3 +314,16 @@ async def test_a_rate_is_that_of_the_last_minute(database: str, connection: Conn
     assert json.dumps(sorted(it.queue for it in chosen(QUEUES, seen, wanted="IL"))) == (
         '["billing", "mail", "thumbnails"]'
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "size", "is_told"),
+    [(0.87, 656 * 1024, False), (0.87, 2**30, True), (0.3, 2**30, False)],
+)
+def test_bloat_is_told_of_tables_of_some_size(part: float, size: int, is_told: bool) -> None:
+    figures = (
+        Figure("bloat", "message", part, "ratio"),
+        Figure("table_bytes", "message", float(size), "bytes"),
+    )
+    told = "; ".join(_of_server(Snapshot(datetime.now(UTC)), Health(figures)))
+    assert (told == f"bloat {part:.0%}") is is_told

@@ -29,7 +29,7 @@ def start() -> None:
     typer.echo(
         f"PostgreSQL is running (pid {running.running}), its data lives in {running.directory}"
     )
-    typer.echo('export NOTIFYQ_DSN="$(notifyq server url)"   # the port changes with each start')
+    typer.echo('export NOTIFYQ_DSN="$(notifyq server url)"')
 
 
 @server.command()

@@ -78,6 +78,7 @@ class Folder:
         self.secret = self.path / "secret"  # the password, while a server is made that may read it
         self._password = self.path / "password"
         self._starter = self.path / "starter.json"
+        self._port = self.path / "port"
         self._turn = self.path / "turn.lock"
         self._alive = self.path / "alive.lock"
 
@@ -177,6 +178,18 @@ class Folder:
         except (OSError, ValueError, TypeError):
             return None
 
+    @property
+    def port(self) -> int:
+        """The port of the last start, which addresses that people keep have; 0: none."""
+        try:
+            return int(self._port.read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def remember_port(self, port: int) -> None:
+        """Note where the server listens, for the next start."""
+        write_private(self._port, str(port))
+
     def remember(self, starter: Starter) -> None:
         """Note who starts the server now."""
         write_private(self._starter, json.dumps(asdict(starter)))
@@ -209,7 +222,7 @@ class Folder:
         """Remove the server's data; the locks stay, someone may be waiting for them."""
         for tree in (self.data, self.path / "data.new"):
             shutil.rmtree(tree, ignore_errors=True)
-        for file in (self.log, self._password, self._starter, self.secret):
+        for file in (self.log, self._password, self._starter, self.secret, self._port):
             file.unlink(missing_ok=True)
 
 

@@ -44,11 +44,14 @@ class Postmaster:
         (self._folder.data / "postmaster.pid").unlink(missing_ok=True)
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             known = log.stat().st_size if log.exists() else 0
-            self._spawn(binaries, settings, detached=detached)
+            # Taken by another process since the last start, or since our choice: choose again.
+            port = _free_port(self._folder.port if attempt == 1 else 0)
+            self._spawn(binaries, {"port": str(port), **settings}, detached=detached)
             if self.becomes_ready():
+                if found := self._folder.postmaster():
+                    self._folder.remember_port(found[1])
                 return
             said = self._log_since(known)
-            # Someone took the port between our choice and the server's start: choose again.
             if "could not bind" not in said or attempt == _PORT_ATTEMPTS:
                 raise ServerError(self._failure(said))
 
@@ -86,8 +89,7 @@ class Postmaster:
     def _spawn(self, binaries: Path, settings: Mapping[str, str], *, detached: bool) -> None:
         self.reap()
         tie = Tie.none if detached else _tie()
-        chosen = {"port": str(_free_port()), **settings}
-        options = [f"--{name}={value}" for name, value in chosen.items()]
+        options = [f"--{name}={value}" for name, value in settings.items()]
         command: list[str | Path] = [binaries / "postgres", "-D", self._folder.data, *options]
         log = os.open(self._folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -124,8 +126,15 @@ def _tie() -> Tie:
     return Tie.thread if sys.platform == "linux" and in_main_thread else Tie.pipe
 
 
-def _free_port() -> int:
+def _free_port(wanted: int = 0) -> int:
+    """The wanted port if nobody listens there, else another one."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        # As PostgreSQL does: connections of the last server that are still closing do not count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", wanted))
+            listener.listen()
+        except (OSError, OverflowError):
+            return _free_port() if wanted else 0
         port: int = listener.getsockname()[1]
         return port

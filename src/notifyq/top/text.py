@@ -17,6 +17,8 @@ _SLOW = 2.0
 """Seconds of a look from which on that is said."""
 _LATE = 60.0
 """Seconds that the upkeep may be late before that is said."""
+_LARGE = 64 * 2**20
+"""Bytes of a table from which on its bloat costs something."""
 _OLD_XMIN = 1_000_000
 """Transactions that a snapshot may be old before that is said."""
 
@@ -133,10 +135,17 @@ def _of_server(seen: Snapshot, health: Health) -> Iterator[str]:
     used, most = _connections(health)
     if used > 0.9 * most:
         yield f"{used:.0f} of {most:.0f} connections"
-    if (bloat := max(health.by_subject("bloat").values(), default=0)) > 0.8:
+    if (bloat := _bloat(health)) > 0.8:
         yield f"bloat {bloat:.0%}"
     if waits := health.get("lock_waits"):
         yield f"{waits:.0f} {'waits' if waits == 1 else 'wait'} for locks"
+
+
+def _bloat(health: Health) -> float:
+    """The part of a table that is neither rows nor wanted room, of those that are of some size."""
+    sizes = health.by_subject("table_bytes")
+    found = health.by_subject("bloat").items()
+    return max((part for table, part in found if sizes.get(table, 0) >= _LARGE), default=0.0)
 
 
 def _connections(health: Health) -> tuple[float, float]:
@@ -151,7 +160,7 @@ def condition(seen: Snapshot) -> str:
     health = seen.health
     if health is None:
         return ""
-    bloat = max(health.by_subject("bloat").values(), default=0.0)
+    bloat = _bloat(health)
     cron = "pg_cron ok" if seen.cron else "no pg_cron"
     ages = health.by_subject("xmin_age")
     used, most = _connections(health)
