@@ -410,6 +410,15 @@ def span(value: timedelta) -> str:
     return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
 
 
+def size(number: float) -> str:
+    """Bytes as people read them: 512 B, 3.4 MB, 12 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
 def message_json(message: Message | ArchivedMessage, **more: Any) -> str:
     """A message as one line of JSON, payload and result as PostgreSQL has them."""
     fields = {name: getattr(message, name) for name in message.__dataclass_fields__}

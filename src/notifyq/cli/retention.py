@@ -18,6 +18,7 @@ from notifyq.cli.common import (
     print_table,
     printable,
     run,
+    size,
     span,
 )
 from notifyq.cli.listing import Listing
@@ -42,7 +43,6 @@ _STEPS = {
     "delete": "loses what is past its retention, step by step",
     "age": "loses what is kept for less than a day as it ages",
 }
-_UNIT = 1000.0
 
 
 @retention.command()
@@ -175,12 +175,3 @@ def _foretold(day: ArchiveDay) -> str:
 
 def _keep(value: timedelta | None) -> str:
     return "" if value is None else span(value)
-
-
-def size(number: float) -> str:
-    """Bytes as people read them: 512 B, 3.4 MB, 12 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < _UNIT:
-            return f"{number:.3g} {unit}"
-        number /= _UNIT
-    return f"{number:.3g} TB"

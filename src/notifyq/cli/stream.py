@@ -17,10 +17,10 @@ from notifyq.cli.common import (
     out,
     print_rows,
     run,
+    size,
 )
 from notifyq.cli.forward import forward, forwards, unforward
 from notifyq.cli.listing import Listing
-from notifyq.cli.retention import size
 from notifyq.cli.tail import tail
 from notifyq.errors import ConfigurationError
 from notifyq.streams import StreamPolicy, Streams
