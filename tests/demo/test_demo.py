@@ -151,7 +151,7 @@ def home() -> Iterator[dict[str, str]]:
 
 @pytest.mark.timeout(180)
 def test_private_server_is_started_and_killed_with_its_demo(home: dict[str, str]) -> None:
-    with Running("", "demo", "--json", env=home) as running:
+    with Running(None, "demo", "--json", env=home) as running:
         running.hear("starting a private PostgreSQL in")
         running.hear("indexing: ")  # workers are at work
         family = descendants(running.process.pid)
@@ -161,7 +161,7 @@ def test_private_server_is_started_and_killed_with_its_demo(home: dict[str, str]
         for handle in watched:
             with closing(os.fdopen(handle)) as process:
                 assert select.select([process], [], [], 30)[0], "a process is left"
-    with Running("", *SMALL, env=home) as running:
+    with Running(None, *SMALL, env=home) as running:
         result = running.end()
     assert result.code == 0, result
     assert f"{len(FILES) + 3} published, {len(FILES) + 3} archived, each once" in result.out
