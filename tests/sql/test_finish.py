@@ -447,10 +447,10 @@ async def test_each_of_many_retries_goes_by_its_own_token_and_values(
     (ended,) = await archived(connection, rejected["id"])
     assert (ended["status"], ended["details"]) == ("rejected", "rejected")
     for message, least in ((again, 59), (twice, 3599)):
-        row = await live(connection, message["id"])
-        assert row is not None
-        assert row["lock_token"] == message["lock_token"] + 1
-        assert row["available_at"] - message["locked_at"] > timedelta(seconds=least)
+        kept = await live(connection, message["id"])
+        assert kept is not None
+        assert kept["lock_token"] == message["lock_token"] + 1
+        assert kept["available_at"] - message["locked_at"] > timedelta(seconds=least)
     assert await retried(connection, messages) == []
 
 
