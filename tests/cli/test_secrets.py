@@ -184,7 +184,7 @@ def test_an_argument_that_is_no_text_shows_no_password(anywhere: Notifyq) -> Non
         (f"host=h password='{SECRET} \\' {SECRET}' user=x", "host=h password=*** user=x"),
         (f"PGPASSWORD={SECRET} psql", "PGPASSWORD=*** psql"),
         (f"amqp://me:{SECRET}@h:5672/", "amqp://me:***@h:5672/"),
-        ("see https://example.com/a?b=c, or s3://bucket/x.", "see https://example.com/a?b=c, or s3://bucket/x."),
+        ("see https://127.0.0.1/a?b=c, or s3://bucket/x.", "see https://127.0.0.1/a?b=c, or s3://bucket/x."),
         ("no connection to postgresql://me:***@h:5432/x: [Errno 111] is the server running?",) * 2,
         ("mail to ann@example.com: password wrong",) * 2,
     ],
