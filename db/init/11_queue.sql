@@ -56,6 +56,17 @@ create table if not exists messages.queue (
   constraint queue_rate_period_ck check (
     rate_period > interval '0' and key_rate_period > interval '0'
   ),
+  constraint queue_limits_most_ck check (
+    greatest(
+      concurrency, key_concurrency, rate, rate_burst, key_rate, key_rate_burst, capacity
+    ) <= 1000000000
+  ),
+  constraint queue_rates_ck check (
+    rate <= 1e9 * extract(epoch from rate_period)
+    and key_rate <= 1e9 * extract(epoch from key_rate_period)
+    and rate_burst * extract(epoch from rate_period) <= 31557600000 * rate
+    and key_rate_burst * extract(epoch from key_rate_period) <= 31557600000 * key_rate
+  ),
   constraint queue_overflow_ck check (overflow in ('reject', 'drop_oldest'))
 );
 

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive (_archive)
--- calls:   messages._archive_volatile
+-- calls:   messages._archive_volatile, messages._is_duration, messages._is_instant
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
 
 create or replace function messages._queue(name text)
@@ -101,6 +101,17 @@ as $$
   select case when handlers < 0 then -handlers else coalesce(own, handlers, queues) end;
 $$;
 
+create or replace function messages._check_duration(name text, value interval)
+  returns void
+  language plpgsql
+as $$
+begin
+  if not messages._is_duration(value) then
+    perform messages._invalid(format('%s must be at most 1000 years, not %s', name, value));
+  end if;
+end;
+$$;
+
 create or replace function messages._check_positive(name text, value interval)
   returns void
   language plpgsql
@@ -109,6 +120,34 @@ begin
   if value <= interval '0' then
     perform messages._invalid(format('%s must be longer than zero, not %s', name, value));
   end if;
+  perform messages._check_duration(name, value);
+end;
+$$;
+
+-- Null: it is not given. Where infinity means never, who calls lets it through.
+create or replace function messages._check_instant(name text, value timestamptz)
+  returns void
+  language plpgsql
+as $$
+begin
+  if not messages._is_instant(value) then
+    perform messages._invalid(
+      format('%s must be between the years 1 and 9999, not %s', name, value)
+    );
+  end if;
+end;
+$$;
+
+create or replace function messages._check_due(delay interval, available_at timestamptz)
+  returns void
+  language plpgsql
+as $$
+begin
+  if delay is not null and available_at is not null then
+    perform messages._invalid('delay and available_at exclude each other', 'give one of them');
+  end if;
+  perform messages._check_duration('delay', delay);
+  perform messages._check_instant('available_at', nullif(available_at, 'infinity'));
 end;
 $$;
 
@@ -131,7 +170,11 @@ create or replace function messages._backoff(base interval, most interval, attem
   language sql
   volatile
 as $$
-  select least(base * power(2, least(greatest(attempts, 1), 30) - 1), most) * (0.5 + random() / 2);
+  -- In seconds, as an interval would overflow before it is compared.
+  select make_interval(secs => least(
+    extract(epoch from base)::double precision * power(2, least(greatest(attempts, 1), 30) - 1),
+    extract(epoch from most)::double precision
+  ) * (0.5 + random() / 2));
 $$;
 
 -- The only gate to the archive: one statement deletes the message under its token and archives what

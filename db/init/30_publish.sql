@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings;
 --          messages.event
--- calls:   messages._invalid, messages._publish_all, messages._template, messages._check_unique,
+-- calls:   messages._invalid, messages._check_due, messages._publish_all, messages._template, messages._check_unique,
 --          messages._check_attempts, messages._check_plain, messages._publish_events,
 --          messages._ring_stream
 -- raises:  NQ001 queue not found (trigger), NQ002 message not found, NQ003 invalid argument,
@@ -69,15 +69,15 @@ begin
       return v_id;
     end if;
   end if;
+  if publish.delay is not null or publish.available_at is not null then
+    perform messages._check_due(publish.delay, publish.available_at);
+  end if;
   v_due := coalesce(
     publish.available_at,
     -- Not for a delay of zero: the clock is always past now(), so that would be scheduled, unrung.
     case when publish.delay > interval '0' then clock_timestamp() + publish.delay end,
     now()
   );
-  if publish.delay is not null and publish.available_at is not null then
-    perform messages._invalid('delay and available_at exclude each other', 'give one of them');
-  end if;
   if publish.message is null then
     perform messages._invalid('message must not be null', 'publish the JSON value null instead');
   end if;

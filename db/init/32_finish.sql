@@ -5,7 +5,7 @@
 -- calls:   messages._archive, messages._backoff, messages._ring, messages._attended_key,
 -- calls:   messages._queue, messages._invalid, messages._screen, messages._compact,
 --          messages._ring_freed, messages._attempts_of, messages._note_attempt,
---          messages._check_given
+--          messages._check_given, messages._check_duration
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.finish_many(
@@ -259,6 +259,9 @@ begin
   ) then
     perform messages._invalid('ids, lock_tokens and all that is given must have the same length');
   end if;
+  perform messages._check_duration('delay', u.delay)
+  from unnest(delays) as u (delay)
+  where u.delay is not null;
   if exists (select from messages.queue_grant) then
     ids := messages._screen(ids);
   end if;

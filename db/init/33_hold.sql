@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.message
 -- calls:   messages._ring, messages._compact, messages._check_positive, messages._screen,
---          messages._ring_freed
+--          messages._ring_freed, messages._check_duration
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.extend_many(
@@ -82,6 +82,7 @@ as $$
 declare
   v_freed messages.message[];
 begin
+  perform messages._check_duration('delay', _release.delay);
   with freed as (
     update messages.message as m
     set state = 'waiting',

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_volatile; insert triggers check the queue and ring
--- calls:   messages._invalid, messages._queue, messages._check_attempts, messages._check_unique,
+-- calls:   messages._invalid, messages._check_due, messages._queue, messages._check_attempts, messages._check_unique,
 --          messages._template, messages._publish_all, messages._check_plain,
 --          messages._publish_events
 -- raises:  NQ001 queue not found, NQ002 message not found, NQ003 invalid argument, NQ007 no right
@@ -47,20 +47,20 @@ as $$
 #variable_conflict use_column
 declare
   v_queue messages.queue;
-  v_due timestamptz := coalesce(
+  v_due timestamptz;
+  v_null integer := array_position(publish_many.messages, null);
+  v_scope text;
+begin
+  perform messages._check_due(publish_many.delay, publish_many.available_at);
+  v_due := coalesce(
     publish_many.available_at,
     case when publish_many.delay > interval '0' then clock_timestamp() + publish_many.delay end,
     now()
   );
-  v_null integer := array_position(publish_many.messages, null);
-  v_scope text := messages._check_unique(
+  v_scope := messages._check_unique(
     publish_many.dedup_keys, publish_many.dedup_scope, publish_many.dedup_window,
     publish_many.on_duplicate, v_due > now()
   );
-begin
-  if publish_many.delay is not null and publish_many.available_at is not null then
-    perform messages._invalid('delay and available_at exclude each other', 'give one of them');
-  end if;
   if v_null is not null then
     perform messages._invalid(
       format('message %s is null', v_null), 'publish the JSON value null instead'

@@ -5,7 +5,7 @@
 --          messages.announced_last_seq, messages.announced_queue_seq, notifies new_message
 -- calls:   messages._queue, messages._ring, messages._compact,
 --          messages._publishing_key, messages._attended_key, messages._invalid,
---          messages._await_drop
+--          messages._await_drop, messages._is_instant
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 -- Never called: the condition of its triggers is what matters.
@@ -36,24 +36,27 @@ create or replace function messages._schedule()
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
-  -- No client could read such a date. Infinity is none: it means never.
-  if new.available_at >= '10000-01-01' and isfinite(new.available_at) then
+  -- No client could read it otherwise. Infinity means never.
+  if not messages._is_instant(nullif(new.available_at, 'infinity')) then
     perform messages._invalid(
-      format('available_at must be before the year 10000, not %s', new.available_at),
+      format('available_at must be between the years 1 and 9999, not %s', new.available_at),
       'use infinity for never'
     );
   end if;
-  new.state := 'scheduled';
+  if new.available_at > now() then
+    new.state := 'scheduled';
+  end if;
   return new;
 end;
 $$;
 
--- The condition is evaluated without a call, so rows that are due at once pay next to nothing. It
--- need not ask for the state: nobody sets available_at of a locked message.
+-- The condition is evaluated without a call, so rows that are due at once pay next to nothing:
+-- their available_at is the default. It need not ask for the state: nobody sets available_at of a
+-- locked message.
 create or replace trigger schedule
   before insert or update of available_at on messages.message
   for each row
-  when (new.available_at > now())
+  when (new.available_at <> now())
   execute function messages._schedule();
 
 -- For several messages of one statement, from first_id on: one bell for each of their queues. What

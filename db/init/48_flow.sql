@@ -71,10 +71,11 @@ as $$
 declare
   v_each double precision := extract(epoch from period)::double precision / rate;
 begin
-  return floor(
+  -- The policy may have been another one when it was paid for.
+  return greatest(least(floor(
     coalesce(burst, greatest(1, ceil(0.1 / v_each)))
     + extract(epoch from instant - greatest(paid_at, instant)) / v_each + 1e-6
-  )::integer;
+  ), 2147483647), -2147483647)::integer;
 end;
 $$;
 

@@ -49,7 +49,7 @@ create or replace trigger bound
 create or replace trigger schedule
   before insert or update of available_at on messages.message_volatile
   for each row
-  when (new.available_at > now())
+  when (new.available_at <> now())
   execute function messages._schedule();
 
 create or replace trigger published

@@ -5,7 +5,8 @@
 --          messages.flow_room; messages.queue (table lock)
 -- calls:   messages._check_attempts, messages._check_positive, messages._invalid,
 --          messages._arm_capacity, messages._arm_volatile, messages._arm_payload,
---          messages._check_payload_policy, messages._ring_again, messages._busy
+--          messages._check_payload_policy, messages._ring_again, messages._busy,
+--          messages._check_duration
 -- raises:  NQ003 invalid argument, NQ009 open transactions
 
 -- A name of a queue, a stream or a subscriber.
@@ -27,16 +28,43 @@ begin
 end;
 $$;
 
+-- A bucket is told by an instant, and its tokens are counted in integers: both must have room.
+create or replace function messages._check_rate(
+  name text, rate integer, period interval, burst integer
+)
+  returns void
+  language plpgsql
+as $$
+declare
+  v_seconds double precision := extract(epoch from period);
+begin
+  if rate > 1e9 * v_seconds then
+    perform messages._invalid(
+      format('%s must not be more than 1000000000 a second: %s in %s', name, rate, period)
+    );
+  end if;
+  if burst * v_seconds > 31557600000 * rate then
+    perform messages._invalid(
+      format('%s_burst must not take more than 1000 years to refill: %s', name, burst)
+    );
+  end if;
+end;
+$$;
+
 create or replace function messages._check_policy(queue messages.queue)
   returns void
   language plpgsql
 as $$
+declare
+  v_most integer;
 begin
   perform messages._check_name('queue', queue.name);
   perform messages._check_positive('lock_timeout', queue.lock_timeout);
   perform messages._check_positive('retention', queue.retention);
   perform messages._check_positive('retention_dead', queue.retention_dead);
   perform messages._check_attempts(queue.max_attempts);
+  perform messages._check_duration('backoff', queue.backoff);
+  perform messages._check_duration('backoff_max', queue.backoff_max);
   if queue.backoff < interval '0' or queue.backoff_max < queue.backoff then
     perform messages._invalid('backoff must not be negative, nor longer than backoff_max');
   end if;
@@ -56,8 +84,24 @@ begin
       'concurrency, rates, bursts and capacity must not be negative', '0 stands for no limit'
     );
   end if;
+  v_most := greatest(
+    queue.concurrency, queue.key_concurrency, queue.rate, queue.rate_burst, queue.key_rate,
+    queue.key_rate_burst, queue.capacity
+  );
+  if v_most > 1000000000 then
+    perform messages._invalid(
+      format(
+        'concurrency, rates, bursts and capacity must not be more than 1000000000: %s', v_most
+      ),
+      '0 stands for no limit'
+    );
+  end if;
   perform messages._check_positive('rate_period', queue.rate_period);
   perform messages._check_positive('key_rate_period', queue.key_rate_period);
+  perform messages._check_rate('rate', queue.rate, queue.rate_period, queue.rate_burst);
+  perform messages._check_rate(
+    'key_rate', queue.key_rate, queue.key_rate_period, queue.key_rate_burst
+  );
   if queue.overflow not in ('reject', 'drop_oldest') then
     perform messages._invalid(
       format('overflow must be reject or drop_oldest, not %s', queue.overflow)

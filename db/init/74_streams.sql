@@ -3,6 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.stream, messages.queue (table lock)
 -- calls:   messages._invalid, messages._check_name, messages._check_positive,
+--          messages._check_duration,
 --          messages._open_segment, messages._spare_segment, messages._make_segment,
 --          messages._cut_tick, messages._check_payload_policy, messages._type_name,
 --          messages._schema_text
@@ -42,6 +43,7 @@ begin
   if stream.retention < interval '0' then
     perform messages._invalid(format('retention must not be negative: %s', stream.retention));
   end if;
+  perform messages._check_duration('retention', stream.retention);
   perform messages._check_positive('max_lag', stream.max_lag);
   if stream.max_events < 1 then
     perform messages._invalid(format('max_events must be at least 1, not %s', stream.max_events));

@@ -66,7 +66,10 @@ begin
   returning id into v_id;
   v_table := messages._event_table(v_id);
   -- Attached, not created in place, which would lock out all publishers of all streams.
-  execute format('create table messages.%I (like messages.event including defaults)', v_table);
+  execute format(
+    'create table messages.%I (like messages.event including defaults including constraints)',
+    v_table
+  );
   if not _make_segment.durable then
     execute format('alter table messages.%I set unlogged', v_table);
   end if;

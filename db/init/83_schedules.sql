@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.schedule
 -- calls:   messages.cron_next, messages._queue, messages._invalid, messages._excess,
---          messages._check_attempts
+--          messages._check_attempts, messages._check_duration
 -- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace function messages._check_schedule(schedule messages.schedule)
@@ -57,6 +57,7 @@ begin
   if schedule.grace < interval '0' then
     perform messages._invalid('grace must not be negative');
   end if;
+  perform messages._check_duration('grace', schedule.grace);
 end;
 $$;
 

@@ -3,7 +3,8 @@
 -- owns:    nothing
 -- writes:  messages.event_retry, messages.batch_end
 -- calls:   messages._batch, messages._open_batch, messages._events, messages.batch_events,
---          messages._archive_event, messages._invalid, messages._check_given
+-- calls:   messages._archive_event, messages._invalid, messages._check_given,
+--          messages._check_duration
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ022 batch not open, NQ023 event
 --          not in the batch
 
@@ -81,6 +82,7 @@ begin
   if retry_event.delay < interval '0' then
     perform messages._invalid(format('delay must not be negative: %s', retry_event.delay));
   end if;
+  perform messages._check_duration('delay', retry_event.delay);
   if messages._has_outcome(v_batch, retry_event.event) then
     return false;
   end if;

@@ -1,0 +1,30 @@
+-- Bounds: which durations and instants every client and every function can compute with.
+--
+-- owns:    nothing
+-- writes:  nothing
+-- raises:  nothing
+
+-- Each part has a bound of its own: '5000000 years -1800000000 days' compares as a few years, and
+-- adding it to an instant overflows on the way.
+create or replace function messages._is_duration(value interval)
+  returns boolean
+  language sql
+  immutable
+  parallel safe
+as $$
+  select abs(extract(year from value)) <= 1000
+    and abs(extract(day from value)) <= 366000
+    and abs(extract(hour from value)) <= 8784000
+    and value between interval '-1000 years' and interval '1000 years';
+$$;
+
+-- The years that dates have in most languages.
+create or replace function messages._is_instant(value timestamptz)
+  returns boolean
+  language sql
+  immutable
+  parallel safe
+as $$
+  select value >= '0001-01-01 00:00:00+00'::timestamptz
+    and value < '10000-01-01 00:00:00+00'::timestamptz;
+$$;
