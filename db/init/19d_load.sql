@@ -61,7 +61,8 @@ create unlogged table if not exists messages.load_row (
   key text,
   headers text,
   dedup_key text,
-  constraint load_row_attempt_position_pk primary key (attempt, position)
+  constraint load_row_attempt_position_pk primary key (attempt, position),
+  constraint load_row_delay_ck check (delay between -31557600000 and 31557600000)
 ) with (
   autovacuum_vacuum_scale_factor = 0.01,
   autovacuum_vacuum_threshold = 10000,

@@ -98,7 +98,8 @@ create or replace function messages._attempts_of(own integer, handlers integer, 
   language sql
   immutable
 as $$
-  select case when handlers < 0 then -handlers else coalesce(own, handlers, queues) end;
+  select case when handlers < 0 then -greatest(handlers, -2147483647)
+    else coalesce(own, handlers, queues) end;
 $$;
 
 create or replace function messages._check_duration(name text, value interval)

@@ -2,8 +2,9 @@
 --
 -- owns:    nothing
 -- writes:  nothing; notifies new_message
--- calls:   messages._notify, messages._check_access, messages._may
--- raises:  NQ007 no right to the queue
+-- calls:   messages._notify, messages._check_access, messages._may, messages._check_duration,
+--          messages._invalid
+-- raises:  NQ003 invalid argument, NQ007 no right to the queue
 
 create or replace function messages._watching_key(queue text, place integer)
   returns bigint
@@ -15,6 +16,19 @@ begin
 end;
 $$;
 
+create or replace function messages._check_places(places integer)
+  returns void
+  language plpgsql
+as $$
+begin
+  if (places between 1 and 100) is not true then
+    perform messages._invalid(
+      format('places must be between 1 and 100, not %s', coalesce(places::text, 'null'))
+    );
+  end if;
+end;
+$$;
+
 create or replace function messages.watch(queues text[], places integer default 4)
   returns integer[]
   language plpgsql
@@ -22,6 +36,7 @@ create or replace function messages.watch(queues text[], places integer default 
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  perform messages._check_places(watch.places);
   perform messages._check_access(u.name, 'consume from') from unnest(watch.queues) as u (name);
   return array(
     select (
@@ -70,6 +85,7 @@ create or replace function messages.unwatch(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  perform messages._check_places(unwatch.places);
   perform pg_advisory_unlock(messages._watching_key(u.name, u.place))
   from unnest(unwatch.queues, unwatch.held) as u (name, place);
   -- After the release: of two that leave at once, one at least finds all places empty. Whether or
@@ -103,8 +119,10 @@ as $$
 declare
   v_now timestamptz := clock_timestamp();
   -- What was due before that a claim has found; and of what was, dead rows lie there.
-  v_after timestamptz := v_now - greatest(next_due.since, '0');
+  v_after timestamptz;
 begin
+  perform messages._check_duration('since', next_due.since);
+  v_after := v_now - greatest(next_due.since, '0');
   return (
     select min(d.available_at)
     from messages.queue as q

@@ -52,12 +52,12 @@ begin
   set state = 'locked',
     locked_at = v_now,
     lock_expires_at = v_now + coalesce(claim_id.lock_timeout, p.lock_timeout),
-    lock_token = m.lock_token + 1,
+    lock_token = least(m.lock_token, 9223372036854775806) + 1,
     locked_by = claim_id.worker,
     dedup_key = case when m.dedup_scope is null then m.dedup_key end,
     given_up_key = case
       when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
-    attempts = m.attempts + 1,
+    attempts = least(m.attempts, 2147483646) + 1,
     handler_attempts = null
   from picked as p
   where m.id = p.id

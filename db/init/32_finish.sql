@@ -162,7 +162,7 @@ begin
       locked_at = null,
       lock_expires_at = null,
       locked_by = null,
-      lock_token = m.lock_token + 1,
+      lock_token = least(m.lock_token, 9223372036854775806) + 1,
       available_at = case
         when u.delay > interval '0' then v_now + u.delay else m.available_at end,
       details = u.details

@@ -89,8 +89,8 @@ begin
       locked_at = null,
       lock_expires_at = null,
       locked_by = null,
-      lock_token = m.lock_token + 1,
-      attempts = m.attempts - 1,
+      lock_token = least(m.lock_token, 9223372036854775806) + 1,
+      attempts = greatest(m.attempts, -2147483647) - 1,
       available_at = case
         when _release.delay > interval '0' then clock_timestamp() + _release.delay
         else m.available_at end

@@ -4,7 +4,7 @@
 -- writes:  messages.message, messages.redrive, messages.message_archive and
 --          messages.attempt (dead_delete)
 -- calls:   messages._check_quantity, messages._dead_of, messages._redirect,
---          messages._deliver_again
+--          messages._deliver_again, messages._invalid
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ020 stream not found, NQ021
 --          subscription not found
 
@@ -35,6 +35,9 @@ create or replace function messages.dead_list(
 as $$
 begin
   perform messages._check_quantity(dead_list.quantity, 10000);
+  if dead_list.skip < 0 then
+    perform messages._invalid(format('skip must not be negative: %s', dead_list.skip));
+  end if;
   if dead_list.queue is not null then
     return query
     select d.*

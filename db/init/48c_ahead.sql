@@ -177,12 +177,12 @@ begin
     set state = 'locked',
       locked_at = v_now,
       lock_expires_at = v_now + coalesce(_claim_ahead.lock_timeout, queue.lock_timeout),
-      lock_token = m.lock_token + 1,
+      lock_token = least(m.lock_token, 9223372036854775806) + 1,
       locked_by = _claim_ahead.worker,
       dedup_key = case when m.dedup_scope is null then m.dedup_key end,
       given_up_key = case
         when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
-      attempts = m.attempts + 1,
+      attempts = least(m.attempts, 2147483646) + 1,
       handler_attempts = _claim_ahead.max_attempts
     where m.id = any (array(select i.id from unnest(v_pick.ids) as i (id)))
     returning m.*

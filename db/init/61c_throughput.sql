@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._check_quantity, messages._invalid, messages.rollup_summary
+-- calls:   messages._check_quantity, messages._invalid, messages.rollup_summary,
+--          messages._check_instant, messages._check_duration
 -- raises:  NQ003 invalid argument
 
 -- Until when roll-ups have all that was archived, and of which lake; no row where none is sure.
@@ -84,14 +85,7 @@ as $$
 declare
   v_until timestamptz := coalesce(until, clock_timestamp());
   v_since timestamptz := coalesce(since, v_until - interval '1 hour');
-  v_step interval := coalesce(step, (
-    select s.step
-    from unnest('{5 s,10 s,30 s,1 min,2 min,5 min,10 min,15 min,30 min,1 h,3 h,6 h,1 day,7 days}'
-      ::interval[]) as s (step)
-    where v_since + s.step * 120 >= v_until
-    order by s.step
-    limit 1
-  ), interval '28 days');
+  v_step interval := step;
   v_queues text[] := array(
     select n.name
     from (
@@ -111,9 +105,23 @@ declare
   v_rows messages.throughput_report[];
 begin
   perform messages._check_quantity(throughput.most, 10000000);
-  if v_since >= v_until or v_step < interval '1 second' or extract(month from v_step) <> 0 then
+  perform messages._check_instant('since', v_since);
+  perform messages._check_instant('until', v_until);
+  perform messages._check_duration('step', v_step);
+  v_step := coalesce(v_step, (
+    select s.step
+    from unnest('{5 s,10 s,30 s,1 min,2 min,5 min,10 min,15 min,30 min,1 h,3 h,6 h,1 day,7 days}'
+      ::interval[]) as s (step)
+    where v_since + s.step * 120 >= v_until
+    order by s.step
+    limit 1
+  ), interval '28 days');
+  if v_since >= v_until or v_step not between interval '1 second' and interval '1000 days'
+    or extract(month from v_step) <> 0 or extract(year from v_step) <> 0
+  then
     perform messages._invalid(
-      'since is before until, and a step is a second or longer, without months', 'null: as it fits'
+      'since is before until, and a step is from a second to 1000 days, without months',
+      'null: as it fits'
     );
   elsif v_since + v_step * 2000 < v_until then
     perform messages._invalid('more than 2000 steps', 'make the step longer, or the time shorter');

@@ -72,7 +72,7 @@ begin
   ) as h
   where h.xmin_age is not null
   order by h.xmin_age desc, h.since_at
-  limit most;
+  limit greatest(most, 0);
 end;
 $$;
 comment on function messages.holders(integer) is
@@ -143,7 +143,7 @@ begin
     and a.backend_type = 'client backend'
     and a.xact_start is not null
   order by 7, a.pid
-  limit most;
+  limit greatest(most, 0);
 end;
 $$;
 comment on function messages.activity(integer) is

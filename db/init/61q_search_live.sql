@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  nothing
 -- calls:   messages._check_quantity, messages._conditions, messages._payload_matches,
---          messages._short, messages.error_fingerprint, messages._lane
+--          messages._short, messages.error_fingerprint, messages._lane, messages._check_duration
 -- raises:  NQ003 invalid argument
 
 -- Where the conditions leave few messages, as an index tells: their ids. Null: there are many.
@@ -78,7 +78,7 @@ declare
   c messages.search_conditions := messages._conditions(
     conditions, array['waiting', 'scheduled', 'blocked', 'locked']
   );
-  v_end timestamptz := clock_timestamp() + search_live.budget;
+  v_end timestamptz;
   v_is_plain boolean := c.payload::text !~ '\.datetime\(';
   v_few bigint[];
   v_before bigint := coalesce(search_live.before_id, 9223372036854775807);
@@ -91,6 +91,8 @@ declare
   v_more messages.found_message;
 begin
   perform messages._check_quantity(search_live.quantity, 1000);
+  perform messages._check_duration('budget', search_live.budget);
+  v_end := clock_timestamp() + search_live.budget;
   v_few := messages._few_live(c);
   v_path := case
     when v_few is not null then 'few' when c.queue is null or c.key is null then 'id' else 'key'

@@ -7,8 +7,8 @@
 -- owns:    nothing
 -- writes:  nothing
 -- calls:   messages._archived_queues, messages._archive_window, messages._payload_matches,
---          messages.error_fingerprint
--- raises:  nothing
+--          messages.error_fingerprint, messages._check_duration
+-- raises:  NQ003 invalid argument
 
 -- The keys of what is found, in the order of the search, and where it stopped. _at null: it is
 -- over. From the latest down, or with is_ascending from the oldest up, which is for dead ones only.
@@ -33,7 +33,7 @@ create or replace function messages._search_archive(
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_end timestamptz := clock_timestamp() + budget;
+  v_end timestamptz;
   v_slice integer := case when c.payload is null then 1000 else 100 end;
   v_most integer := case when c.payload is null then 10000 else 500 end;
   -- Subscribers have dead events only, and errors are those of what died.
@@ -57,6 +57,8 @@ declare
   v_found_at timestamptz[];
   v_left integer;
 begin
+  perform messages._check_duration('budget', budget);
+  v_end := clock_timestamp() + budget;
   _ids := '{}';
   _times := '{}';
   if is_ascending then

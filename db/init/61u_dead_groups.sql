@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  nothing
 -- calls:   messages._check_quantity, messages._conditions, messages._invalid,
---          messages.error_fingerprint
+--          messages.error_fingerprint, messages._check_duration
 -- raises:  NQ003 invalid argument
 
 -- Of texts that are the same the fingerprint is made once: it costs more than all the rest.
@@ -136,7 +136,7 @@ create or replace function messages.dead_groups(
 as $$
 declare
   c messages.search_conditions := messages._conditions(conditions, array['dead']);
-  v_end timestamptz := clock_timestamp() + dead_groups.budget;
+  v_end timestamptz;
   v_at timestamptz := least(
     coalesce(before_at, 'infinity'), coalesce(c.until_at - interval '1 microsecond', 'infinity')
   );
@@ -147,6 +147,8 @@ declare
   v_last messages.dead_group;
 begin
   perform messages._check_quantity(dead_groups.quantity, 2000);
+  perform messages._check_duration('budget', dead_groups.budget);
+  v_end := clock_timestamp() + dead_groups.budget;
   if coalesce(c.key, c.dedup_key, c.worker, c.error, c.fingerprint, c.payload::text) is not null
   then
     perform messages._invalid(

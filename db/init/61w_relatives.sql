@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.message (run_now)
--- calls:   messages._ring, messages._queue
+-- calls:   messages._ring, messages._queue, messages._check_quantity
 -- raises:  NQ001 queue not found
 
 create or replace function messages._state_of(id bigint)
@@ -47,6 +47,7 @@ declare
   v_at timestamptz;
   v_state messages.relative_report;
 begin
+  perform messages._check_quantity(relatives.quantity, 10000);
   for v_kind, v_id, v_at in
     (
       select 'after', d.after_id, null::timestamptz

@@ -35,8 +35,13 @@ begin
     perform messages.finish_owned();
     commit;
   end if;
-  v_end := pg_catalog.clock_timestamp() operator(pg_catalog.+)
-    coalesce(timeout, interval '1000 years');
+  -- In seconds, and not more than a thousand years: other intervals have instants overflow.
+  v_end := pg_catalog.clock_timestamp() operator(pg_catalog.+) pg_catalog.make_interval(
+    secs => greatest(
+      least(extract(epoch from timeout)::pg_catalog.float8, 31557600000::pg_catalog.float8),
+      0::pg_catalog.float8
+    )
+  );
   v_found := messages.claim_owned(queues, filters, worker);
   loop
     commit;

@@ -7,7 +7,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.relay_self, messages.relay_mark, messages.message, messages.message_archive
--- calls:   messages.claim, messages.finish_many, messages._check_given
+-- calls:   messages.claim, messages.finish_many, messages._check_given, messages._check_duration
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 create or replace function messages._relay_self()
@@ -155,6 +155,7 @@ create or replace function messages.relay_marks(target text, source text, within
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  perform messages._check_duration('within', relay_marks.within);
   return query
   select k.place
   from messages.relay_mark as k

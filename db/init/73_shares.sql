@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.share, messages.flow (row locks), messages.flow_key
 -- calls:   messages._queue, messages._invalid, messages._may, messages._tokens, messages._book,
---          messages._keep_state
+--          messages._keep_state, messages._check_duration
 -- raises:  NQ001 queue not found, NQ003 invalid argument
 
 create or replace function messages.set_share(queue text, key text, weight double precision)
@@ -95,11 +95,13 @@ create or replace function messages.token_in(queues text[], since interval defau
 as $$
 declare
   v_since constant interval := greatest(token_in.since, '0');
-  -- As it was then: what has come in the meantime the last claim has not found.
-  v_then timestamptz := clock_timestamp() - v_since;
+  v_then timestamptz;
   v_queue messages.queue;
   v_next interval;
 begin
+  perform messages._check_duration('since', token_in.since);
+  -- As it was then: what has come in the meantime the last claim has not found.
+  v_then := clock_timestamp() - v_since;
   for v_queue in
     select q.*
     from messages.queue as q

@@ -21,6 +21,7 @@ declare
 begin
   -- No lock of a row: it would give this transaction, which may last for hours, a number, and the
   -- readers of streams would wait for that.
+  perform messages._lake(hold_lake.lake);
   if not pg_try_advisory_xact_lock(v_class, hold_lake.lake::integer) then
     select format(' by %s, process %s', a.usename, a.pid) into v_holder
     from pg_locks as k

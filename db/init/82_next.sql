@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  nothing
 -- calls:   messages._next_shown, messages._instants, messages._clock_change, messages._shown,
---          messages._cron_fields, messages._cron_every, messages._invalid
+--          messages._cron_fields, messages._cron_every, messages._invalid, messages._check_instant
 -- raises:  NQ003 invalid argument
 
 -- Minutes or hours that begin with a star mean each that really passes: twice where the clock is
@@ -92,11 +92,11 @@ declare
   v_fields text[];
   v_next timestamptz;
 begin
-  if not isfinite(v_after) then
-    perform messages._invalid('later_than must be an instant, not infinity');
-  end if;
+  perform messages._check_instant('later_than', v_after);
   if v_every is not null then
-    return to_timestamp((floor(extract(epoch from v_after) / v_every) + 1) * v_every);
+    v_next := to_timestamp((floor(extract(epoch from v_after) / v_every) + 1) * v_every);
+    perform messages._check_instant('the next instant', v_next);
+    return v_next;
   end if;
   v_fields := messages._cron_fields(cron);
   begin
@@ -119,6 +119,7 @@ begin
       'see its day of the month, month and day of the week'
     );
   end if;
+  perform messages._check_instant('the next instant', v_next);
   return v_next;
 end;
 $$;

@@ -41,6 +41,7 @@ begin
     perform messages._invalid(v_excess, 'else its messages could not be published');
   end if;
   perform messages._check_attempts(schedule.max_attempts);
+  perform messages._check_duration('jitter', schedule.jitter);
   if schedule.jitter not between interval '0' and interval '1 day' then
     perform messages._invalid(format('jitter must be up to one day, not %s', schedule.jitter));
   end if;

@@ -4,7 +4,7 @@
 -- writes:  messages.replay, messages.replayed, messages.redrive, messages.load_row,
 --          messages.load_attempt
 -- calls:   messages._invalid, messages._caller, messages._check_load_owner, messages._check_target,
---          messages._check_staged, messages._publish_staged, messages._check_positive,
+--          messages._check_staged, messages._publish_staged,
 --          messages.begin_load
 -- raises:  NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue, NQ020 stream
 --          not found, NQ035 not begun, or by another role, NQ036 rows are missing, NQ037 closed, or
@@ -88,7 +88,11 @@ begin
       hint = 'messages.begin_replay() begins it';
   end if;
   perform messages._check_load_owner('replay', v_replay.name, v_replay.owner);
-  perform messages._check_positive('rate', make_interval(secs => rate));
+  if rate not between 1e-9 and 1e9 then
+    perform messages._invalid(
+      format('rate must be between 1e-9 and 1e9 a second, not %s', rate)
+    );
+  end if;
   if redrive and v_replay.target is not null then
     perform messages._invalid(
       format('replay %L publishes into %L', v_replay.name, v_replay.target),
@@ -128,7 +132,10 @@ begin
     v_due := greatest(v_replay.due_at, clock_timestamp());
     with paced as (
       update messages.load_row as r
-      set available_at = v_due + make_interval(secs => o.number / rate)
+      set available_at = least(
+        v_due + make_interval(secs => least(o.number / rate, 31557600000)),
+        '9999-12-31 00:00:00+00'
+      )
       from (
         select s.position, row_number() over (order by s.position) as number
         from messages.load_row as s

@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._invalid, messages._rollup_lake, messages._count_archive, messages._bin_span
+-- calls:   messages._invalid, messages._rollup_lake, messages._count_archive, messages._bin_span,
+--          messages._check_duration
 -- raises:  NQ003 invalid argument
 
 create or replace function messages._rollup_lake(lake bigint)
@@ -59,6 +60,7 @@ as $$
 declare
   v_lake bigint := messages._rollup_lake(lake);
 begin
+  perform messages._check_duration('step', step);
   if not coalesce(dimensions <@ '{queue,type,status}', false) then
     perform messages._invalid('group by some of queue, type and status', 'an empty array: by none');
   end if;

@@ -153,7 +153,10 @@ declare
   v_role text := coalesce(role, current_user::text);
   v_status messages.broker_report := messages.status_broker(v_role);
   v_was_running boolean := v_status.running;
-  v_until timestamptz := clock_timestamp() + patience;
+  v_until timestamptz := clock_timestamp()
+    + make_interval(
+      secs => greatest(least(extract(epoch from patience), 31557600000), 0)::double precision
+    );
 begin
   -- Not to_regclass(): whoever may not use the schema may not look up a table in it either.
   if exists (select from pg_extension as e where e.extname = 'pg_cron')

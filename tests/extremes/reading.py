@@ -1,0 +1,134 @@
+"""Everything that reads a database for people and programs: each is run, and says what broke."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import httpx
+from prometheus_client import CollectorRegistry, generate_latest
+
+from notifyq.dashboard import create_app
+from notifyq.dashboard.application import SECTIONS
+from notifyq.metrics import DatabaseMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from cli.programs import Notifyq
+    from database import Connection
+
+_BASE = "http://localhost:8080"
+
+COMMANDS = {
+    "queues ls": [[]],
+    "queues grants": [[]],
+    "queues shares": [[]],
+    "stream ls": [[]],
+    "stream lag": [[]],
+    "stream forwards": [[]],
+    "retention ls": [[]],
+    "schedules ls": [[]],
+    "schedules next": [["* * * * *", "--since", "9998-12-01T00:00Z"], ["nightly"]],
+    "dead ls": [["--limit", "10000"], ["--queue", "mail"]],
+    "dead groups": [[]],
+    "audit": [["--limit", "9999"]],
+    "ls": [
+        ["--limit", "10000"],
+        ["--finished", "--limit", "10000"],
+        *(["--state", it] for it in ("waiting", "scheduled", "locked")),
+        ["--status", "failed", "--queue", "mail"],
+    ],
+    "top": [["--once"]],
+    "doctor": [[]],
+}
+"""Commands that read and can print JSON, with the arguments that they are run with."""
+
+OTHERS = {"report", "archive export", "show", "dead show"}
+"""Commands that read, and are run in another way below."""
+
+CHANGING = {
+    *("init", "migrate", "demo", "chaos", "worker", "broker", "publish", "import", "relay"),
+    *("unblock", "cancel", "server start", "server stop", "bench report"),
+    *("dead retry", "dead delete", "retention set"),
+    *(f"queues {it}" for it in "create alter pause resume drop grant revoke share".split()),
+    *(f"stream {it}" for it in "create alter drop pause resume subscribe unsubscribe".split()),
+    *(f"stream {it}" for it in "seek tick forward unforward".split()),
+    *(f"schedules {it}" for it in "add remove enable disable run apply".split()),
+    *(f"spark {it}" for it in "export load replay rollup sample stream tidy".split()),
+}
+"""Commands that change something, or that ask no database."""
+
+FOLLOWING = {"stream tail", "dead watch", "metrics", "dashboard", "ping", "server status", "server url"}
+"""Commands that go on until they are stopped, or read no row; what they share is read elsewhere."""
+
+SPARK = {"spark anomalies"}
+"""Commands that need Java."""
+
+
+def run_commands(notifyq: Notifyq, folder: Path, ids: Iterable[int]) -> list[str]:
+    """Run each command, for people and as JSON; what broke."""
+    broken = []
+    runs = [
+        [*command.split(), *given, *more]
+        for command, arguments in COMMANDS.items()
+        for given in arguments
+        for more in ([], ["--json"])
+    ]
+    for end in ("jsonl", "csv", "parquet"):
+        runs.append(["archive", "export", str(folder / f"all.{end}"), "--force"])
+    runs.append(["report", "--out", str(folder / "report.html")])
+    runs.append(
+        ["report", "--out", str(folder / "report2.html"), "--lake", "0", "--since", "2020-01-01"]
+    )
+    for id_ in ids:
+        runs += [["show", str(id_)], ["show", str(id_), "--json"], ["dead", "show", str(id_)]]
+    for run in runs:
+        result = notifyq(*run)
+        # Doctor's way to say that it has found something, and that an id is of nothing dead.
+        fits = result.code == 0 or (run[0] == "doctor" and result.code == 1 and result.out)
+        fits = fits or (run[0] == "dead" and "no dead message" in result.err)
+        if not fits or "cannot be read" in result.err or "Traceback" in result.err:
+            broken.append(f"{' '.join(run)}: {result.code} {result.err[-700:]}")
+    return broken
+
+
+def read_metrics(dsn: str) -> list[str]:
+    """Scrape what the database exports of itself."""
+    registry = CollectorRegistry()
+    with DatabaseMetrics(dsn) as metrics:
+        registry.register(metrics)
+        page = generate_latest(registry).decode()
+    up = "notifyq_database_up 1.0" in page
+    return [] if up and "notifyq_messages{" in page else [f"metrics: {page[:500]}"]
+
+
+async def read_pages(dsn: str, connection: Connection, ids: Iterable[int]) -> list[str]:
+    """Ask for each page of the dashboard, with each message and queue; what broke."""
+    queues = [row[0] for row in await connection.fetch("select name from messages.queue")]
+    paths = []
+    for section in SECTIONS:
+        for entry in section.entries:
+            if entry.is_action or entry.name == "live":
+                continue
+            if "{id:int}" in entry.path:
+                paths += [entry.path.replace("{id:int}", str(id_)) for id_ in ids]
+            elif entry.name == "queue":
+                paths += [f"{entry.path}?name={quote(name)}" for name in queues]
+            else:
+                paths.append(entry.path)
+    for search in ("state=waiting", "state=scheduled", "state=locked", "state=failed", "queue=mail"):
+        paths.append(f"/messages?{search}")
+    broken = []
+    async with AsyncExitStack() as stack:
+        app = create_app(dsn, open_to_all=True, allow_writes=True)
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=_BASE)
+        await stack.enter_async_context(client)
+        for path in paths:
+            answer = await client.get(path)
+            if answer.status_code not in (200, 303):
+                broken.append(f"{path}: {answer.status_code}")
+    return broken

@@ -1,0 +1,85 @@
+"""Whatever the tables hold, everything that reads them goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import typer
+
+from cli.programs import Notifyq
+from database import archived, until
+from extremes.filling import fill
+from extremes.reading import (
+    CHANGING,
+    COMMANDS,
+    FOLLOWING,
+    OTHERS,
+    SPARK,
+    read_metrics,
+    read_pages,
+    run_commands,
+)
+from notifyq import App
+from notifyq.cli import main
+from worker.running import working
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from database import Connection
+
+
+def _leaves(command: object, path: tuple[str, ...] = ()) -> Iterator[str]:
+    found = getattr(command, "commands", None)
+    if found is None:
+        yield " ".join(path)
+        return
+    for name, inner in found.items():
+        yield from _leaves(inner, (*path, name))
+
+
+def test_each_command_is_known_as_one_that_reads_or_does_not() -> None:
+    (app,) = [it for it in vars(main).values() if isinstance(it, typer.Typer)]
+    every = set(_leaves(typer.main.get_command(app)))
+    assert every == COMMANDS.keys() | OTHERS | CHANGING | FOLLOWING | SPARK
+
+
+async def test_every_reader_survives_what_the_tables_can_hold(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    taken, seen = await fill(connection)
+    assert taken > 1000
+    assert len(seen) > 200
+    ids = [
+        row[0]
+        for row in await connection.fetch(
+            "select id from messages.message union select id from messages.message_archive"
+        )
+    ]
+    broken = await read_pages(database, connection, ids)
+    broken += await asyncio.to_thread(read_metrics, database)
+    with Notifyq(database) as notifyq:
+        broken += await asyncio.to_thread(run_commands, notifyq, tmp_path, ids[:10])
+    assert broken == []
+
+
+async def test_a_worker_survives_what_the_tables_can_hold(
+    database: str, connection: Connection
+) -> None:
+    await fill(connection)
+    app = App(database)
+
+    @app.handler("mail")
+    async def handle(message: object) -> object:
+        return message
+
+    ordinary = await connection.fetchval("select messages.publish('mail', '\"ordinary\"')")
+    async with working(app, poll=0.2, upkeep=0.2):
+
+        async def is_done() -> bool:
+            return [row["status"] for row in await archived(connection, ordinary)] == ["success"]
+
+        await until(is_done, "the ordinary message is handled")
+    assert await connection.fetchval("select messages.maintain() is not null")
