@@ -18,6 +18,16 @@ as $$
     and value between interval '-1000 years' and interval '1000 years';
 $$;
 
+-- A span that was measured or added up, as every client can hold it.
+create or replace function messages._span(seconds double precision)
+  returns interval
+  language sql
+  immutable
+  parallel safe
+as $$
+  select make_interval(secs => least(greatest(seconds, -1e12), 1e12));
+$$;
+
 -- The years that dates have in most languages.
 create or replace function messages._is_instant(value timestamptz)
   returns boolean

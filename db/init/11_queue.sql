@@ -67,6 +67,9 @@ create table if not exists messages.queue (
     and rate_burst * extract(epoch from rate_period) <= 31557600000 * rate
     and key_rate_burst * extract(epoch from key_rate_period) <= 31557600000 * key_rate
   ),
+  constraint queue_payload_schema_ck check (
+    jsonb_typeof(payload_schema::jsonb) in ('object', 'boolean')
+  ),
   constraint queue_overflow_ck check (overflow in ('reject', 'drop_oldest'))
 );
 

@@ -37,6 +37,9 @@ create table if not exists messages.stream (
   constraint stream_max_lag_ck check (max_lag > interval '0'),
   constraint stream_max_events_ck check (max_events > 0),
   constraint stream_max_bytes_ck check (max_bytes between 4096 and 268435456),
+  constraint stream_payload_schema_ck check (
+    jsonb_typeof(payload_schema::jsonb) in ('object', 'boolean')
+  ),
   constraint stream_bell_ck check (bell in ('auto', 'always', 'off'))
 );
 

@@ -23,6 +23,10 @@ create table if not exists messages.worker (
   constraint worker_length_ck check (
     octet_length(name) <= 500 and octet_length(host) <= 500 and octet_length(version) <= 100
     and cardinality(queues) <= 1000 and cardinality(streams) <= 1000
+  ),
+  constraint worker_lists_ck check (
+    coalesce(array_ndims(queues), 1) = 1 and coalesce(array_ndims(streams), 1) = 1
+    and array_position(queues, null) is null and array_position(streams, null) is null
   )
 ) with (
   -- Each row is written again every ten seconds, and no index has what changes: HOT.

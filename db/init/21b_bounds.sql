@@ -84,7 +84,9 @@ begin
       'update messages.%I set %s where not (%s)', v_table.name, v_table.mended, v_check
     );
     if v_table.is_old then
-      execute format('alter table messages.%I drop constraint %I', v_table.name, v_table.constraint);
+      execute format(
+        'alter table messages.%I drop constraint %I', v_table.name, v_table.constraint
+      );
     end if;
     execute format(
       'alter table messages.%I add constraint %I check (%s)',

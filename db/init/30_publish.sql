@@ -3,7 +3,8 @@
 -- owns:    nothing
 -- writes:  messages.message; the insert trigger of 40_triggers.sql checks the queue and rings;
 --          messages.event
--- calls:   messages._invalid, messages._check_due, messages._publish_all, messages._template, messages._check_unique,
+-- calls:   messages._invalid, messages._check_due, messages._publish_all, messages._template,
+--          messages._check_unique,
 --          messages._check_attempts, messages._check_plain, messages._publish_events,
 --          messages._ring_stream
 -- raises:  NQ001 queue not found (trigger), NQ002 message not found, NQ003 invalid argument,

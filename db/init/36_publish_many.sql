@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  messages.message, messages.message_volatile; insert triggers check the queue and ring
--- calls:   messages._invalid, messages._check_due, messages._queue, messages._check_attempts, messages._check_unique,
+-- calls:   messages._invalid, messages._check_due, messages._queue, messages._check_attempts,
+--          messages._check_unique,
 --          messages._template, messages._publish_all, messages._check_plain,
 --          messages._publish_events
 -- raises:  NQ001 queue not found, NQ002 message not found, NQ003 invalid argument, NQ007 no right

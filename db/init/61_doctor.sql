@@ -86,7 +86,8 @@ begin
     where m.state = 'locked'
       and m.lock_expires_at <= v_now
   );
-  select max(v_now - w.available_at), max(v_now - s.available_at)
+  select max(v_now - nullif(w.available_at, 'infinity')),
+    max(v_now - nullif(s.available_at, 'infinity'))
   into waiting_for, overdue_for
   from messages.queue as q
   left join lateral (

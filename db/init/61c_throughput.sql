@@ -44,7 +44,10 @@ as $$
     cross join lateral (
       select a.archived_at, a.status,
         -- Clocks are set back now and then: no time is negative.
-        greatest(interval '0', a.locked_at - greatest(a.created_at, a.available_at)) as wait,
+        greatest(
+          interval '0',
+          a.locked_at - greatest(a.created_at, nullif(a.available_at, 'infinity'))
+        ) as wait,
         greatest(interval '0', a.archived_at - a.locked_at) as run
       from messages.message_archive as a
       where a.queue = u.name and a.archived_at >= since and a.archived_at < until

@@ -2,7 +2,7 @@
 --
 -- owns:    nothing
 -- writes:  messages.worker
--- calls:   messages._check_quantity
+-- calls:   messages._check_quantity, messages._invalid
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.note_worker(
@@ -22,6 +22,11 @@ create or replace function messages.note_worker(
   set search_path = pg_catalog, messages, pg_temp
 as $$
 begin
+  if coalesce(array_ndims(queues), 1) > 1 or coalesce(array_ndims(streams), 1) > 1
+    or array_position(array_cat(queues, streams), null) is not null
+  then
+    perform messages._invalid('queues and streams must be lists of names');
+  end if;
   insert into messages.worker as w (
     name, started_at, session_pid, pid, concurrency, running, is_stopping, host, version, queues,
     streams

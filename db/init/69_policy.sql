@@ -36,7 +36,7 @@ create or replace function messages._check_rate(
   language plpgsql
 as $$
 declare
-  v_seconds double precision := extract(epoch from period);
+  v_seconds double precision := extract(epoch from period)::double precision;
 begin
   if rate > 1e9 * v_seconds then
     perform messages._invalid(

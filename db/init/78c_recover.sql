@@ -65,7 +65,8 @@ begin
   cross join clock_timestamp() as now_at
   order by u.id
   on conflict on constraint event_retry_subscription_event_id_pk do update
-  set batch = null, retries = least(r.retries, 2147483646) + 1, reason = excluded.reason, part = excluded.part,
+  set batch = null, retries = least(r.retries, 2147483646) + 1, reason = excluded.reason,
+    part = excluded.part,
     -- Behind the others, which have done nothing yet, or before those that come after it.
     due_at = case when _scatter.keeps_order then r.due_at else excluded.due_at end;
   get diagnostics v_count = row_count;

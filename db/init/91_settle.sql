@@ -96,7 +96,8 @@ begin
     v_event.created_at, v_event.type, v_event.key, v_event.message, v_event.headers
   )
   on conflict on constraint event_retry_subscription_event_id_pk do update
-  set batch = null, due_at = excluded.due_at, retries = least(r.retries, 2147483646) + 1, reason = excluded.reason
+  set batch = null, due_at = excluded.due_at, retries = least(r.retries, 2147483646) + 1,
+    reason = excluded.reason
   where r.batch = v_batch.id
     and r.due_at is not null;
   return found;

@@ -34,7 +34,9 @@ as $$
     cross join lateral (
       select
         case when a.locked_at is not null then
-          greatest(interval '0', a.locked_at - greatest(a.created_at, a.available_at))
+          greatest(
+            interval '0', a.locked_at - greatest(a.created_at, nullif(a.available_at, 'infinity'))
+          )
         end as wait,
         case when a.locked_at is not null then
           greatest(interval '0', a.archived_at - a.locked_at)
@@ -45,9 +47,11 @@ as $$
   ), sums as (
     select c.bucket_at, c.queue, c.type, c.status, count(*) as finished,
       count(*) filter (where c.attempts > 1) as retried, sum(c.attempts)::bigint as attempts,
-      count(c.waited) as waited, coalesce(sum(c.waited), 0)::bigint as wait_total,
+      count(c.waited) as waited,
+      coalesce(least(sum(c.waited), 9223372036854775807), 0)::bigint as wait_total,
       coalesce(max(c.waited), 0) as wait_max,
-      count(c.ran) as ran, coalesce(sum(c.ran), 0)::bigint as run_total,
+      count(c.ran) as ran,
+      coalesce(least(sum(c.ran), 9223372036854775807), 0)::bigint as run_total,
       coalesce(max(c.ran), 0) as run_max
     from counted as c
     group by c.bucket_at, c.queue, c.type, c.status

@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  nothing
 -- calls:   messages._invalid, messages._rollup_lake, messages._count_archive, messages._bin_span,
---          messages._check_duration
+--          messages._check_duration, messages._span
 -- raises:  NQ003 invalid argument
 
 create or replace function messages._rollup_lake(lake bigint)
@@ -37,8 +37,9 @@ as $$
   select case
     when bin is null then null
     when bin = -349 then interval '0'
-    else make_interval(
-      secs => least(power(1.02::double precision, bin) / 1.01 * 1000, most_us) / 1000000
+    -- Bins are a few thousand at most; the power of a larger one is no number.
+    else messages._span(
+      least(power(1.02::double precision, least(bin, 10000)) / 1.01 * 1000, most_us) / 1000000
     )
   end;
 $$;
@@ -129,12 +130,12 @@ begin
   select nullif(s.at, '-infinity'), case when 'queue' = any (dimensions) then s.of_queue end,
     case when 'type' = any (dimensions) then s.of_type end,
     nullif(s.of_status, '')::messages.message_status, s.finished, s.dead, s.retried, s.attempts,
-    make_interval(secs => s.wait_mean::double precision), messages._bin_span(w.p50, s.wait_max),
+    messages._span(s.wait_mean::double precision), messages._bin_span(w.p50, s.wait_max),
     messages._bin_span(w.p95, s.wait_max), messages._bin_span(w.p99, s.wait_max),
-    case when s.wait_mean is not null then make_interval(secs => s.wait_max / 1000000.0) end,
-    make_interval(secs => s.run_mean::double precision), messages._bin_span(x.p50, s.run_max),
+    case when s.wait_mean is not null then messages._span(s.wait_max / 1000000.0) end,
+    messages._span(s.run_mean::double precision), messages._bin_span(x.p50, s.run_max),
     messages._bin_span(x.p95, s.run_max), messages._bin_span(x.p99, s.run_max),
-    case when s.run_mean is not null then make_interval(secs => s.run_max / 1000000.0) end
+    case when s.run_mean is not null then messages._span(s.run_max / 1000000.0) end
   from sums as s
   left join quantiles as w
     on (w.at, w.of_queue, w.of_type, w.of_status) = (s.at, s.of_queue, s.of_type, s.of_status)

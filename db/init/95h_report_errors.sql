@@ -2,7 +2,8 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._check_quantity, messages._rollup_lake, messages.error_fingerprint
+-- calls:   messages._check_quantity, messages._rollup_lake, messages.error_fingerprint,
+--          messages._span
 -- raises:  NQ003 invalid argument
 
 create or replace function messages.rollup_errors(
@@ -115,7 +116,7 @@ begin
   )
   select b.worker, (array_agg(b.queue order by b.finished desc, b.queue))[1:10],
     sum(b.finished)::bigint, sum(b.dead)::bigint,
-    make_interval(secs => (sum(b.run_total_us) / 1000000)::double precision)
+    messages._span((sum(b.run_total_us) / 1000000)::double precision)
   from by_queue as b
   group by b.worker
   order by b.worker in ('', '(others)'), sum(b.finished) desc, b.worker

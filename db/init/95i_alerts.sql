@@ -83,7 +83,8 @@ as $$
   with archived as (
     select
       date_trunc('hour', a.archived_at) as bucket_at, a.queue, a.status, a.details,
-      extract(epoch from a.locked_at - greatest(a.available_at, a.created_at)) * 1000 as waited,
+      extract(epoch from a.locked_at
+        - greatest(nullif(a.available_at, 'infinity'), a.created_at)) * 1000 as waited,
       extract(epoch from a.archived_at - a.locked_at) * 1000 as ran
     from messages.message_archive as a
     where a.archived_at >= since

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from notifyq.model import decode
+from notifyq.model import decode, decode_headers
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -67,12 +67,8 @@ class Event:
 def _headers(text: str | None) -> dict[str, Any]:
     if text is None or text == "{}":
         return {}
-    try:
-        headers: dict[str, Any] = decode(text)
-    except (ValueError, RecursionError):
-        # The event must fail alone, if it fails at all: here they are text.
-        return {"undecodable": text}
-    return headers
+    # The event must fail alone, if it fails at all.
+    return decode_headers(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

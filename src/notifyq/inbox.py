@@ -59,7 +59,7 @@ class Inbox:
         messages = []
         for row in rows:
             try:
-                messages.append(Message.from_row(row))
+                messages.append(Message.from_row(row, strict=True))
             except (ValueError, RecursionError) as error:
                 # Headers can be as undecodable as payloads, and must no more harm the others.
                 log.warning("message %d is rejected: %s", row["id"], error)

@@ -103,8 +103,12 @@ def redacted(text: str | None, masks: Masks, *documents: str | None) -> str | No
         # What is to be hidden is not known here: all but the kind of the error may be it.
         return f"{text.partition(':')[0][:200]}: {HIDDEN}"
     hidden: set[str] = set()
-    for document in documents:
-        _gather(json.loads(document or "null", parse_float=str, parse_int=str), masks, (), hidden)
+    try:
+        for document in documents:
+            read = json.loads(document or "null", parse_float=str, parse_int=str)
+            _gather(read, masks, (), hidden)
+    except (RecursionError, ValueError):
+        return redacted(text, masks, None)
     for value in sorted(hidden, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return text

@@ -6,6 +6,7 @@ import enum
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic_core import from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from datetime import datetime, timedelta
+    from collections.abc import Iterable, Mapping
+    from datetime import timedelta
 
     import asyncpg
 
@@ -61,24 +62,31 @@ class _Row:
     details: str | None
 
     @classmethod
-    def from_row(cls, row: asyncpg.Record) -> Self:
-        """Take the columns that this class knows out of a row; newer ones are ignored."""
+    def from_row(cls, row: asyncpg.Record, *, strict: bool = False) -> Self:
+        """Take the columns that this class knows out of a row; newer ones are ignored.
+
+        Headers that Python cannot hold are text under `undecodable`, as the message must still be
+        seen; if strict, ValueError or RecursionError.
+        """
         self = cls.__new__(cls)
         values, setters = _columns(cls)  # type: ignore[arg-type]  # a class can be hashed
         for put, value in zip(setters, values(row), strict=True):
             put(self, value)
-        object.__setattr__(self, "headers", cls._headers(row["headers"]))
+        read = decode if strict else decode_headers
+        headers = {} if row["headers"] == "{}" else read(row["headers"])
+        object.__setattr__(self, "headers", headers)
+        for name in _ENDLESS:
+            if (value := getattr(self, name, None)) is not None and value.tzinfo is None:
+                object.__setattr__(self, name, aware(value))
         return self
-
-    @classmethod
-    def _headers(cls, text: str) -> dict[str, Any]:
-        headers: dict[str, Any] = {} if text == "{}" else decode(text)
-        return headers
 
     def payload(self) -> Any:
         """Decode the message; raises what `decode` does."""
         return decode(self.message)
 
+
+_ENDLESS = ("available_at", "lock_expires_at")
+"""Fields that may be infinity."""
 
 _Setter = Callable[[object, Any], None]
 
@@ -93,6 +101,21 @@ def _columns(kind: type[_Row]) -> tuple[itemgetter[Any], list[_Setter]]:
     return itemgetter(*names), [getattr(kind, name).__set__ for name in names]
 
 
+def aware(value: Any) -> Any:
+    """Infinity, which the driver gives as the last instant without a time zone, with one.
+
+    Else it could not be compared with any other instant.
+    """
+    if isinstance(value, datetime) and value.tzinfo is None:
+        return value.replace(tzinfo=UTC)
+    return value
+
+
+def columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row by the names of its columns, with instants that can be compared."""
+    return {name: aware(value) for name, value in row.items()}
+
+
 def decode(text: str) -> Any:
     """Decode JSON that PostgreSQL has taken.
 
@@ -104,6 +127,23 @@ def decode(text: str) -> Any:
     except ValueError:
         # The quick decoder stops at a depth of 200, this one where Python does.
         return json.loads(text)
+
+
+def decode_headers(text: str) -> dict[str, Any]:
+    """Headers to be shown: those that cannot be decoded are text under `undecodable`."""
+    try:
+        headers: dict[str, Any] = decode(text)
+    except (ValueError, RecursionError):
+        return {"undecodable": text}
+    return headers
+
+
+def readable(text: str | None) -> Any:
+    """Decode JSON to be shown: what cannot be decoded stays text."""
+    try:
+        return None if text is None else decode(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +167,6 @@ class ArchivedMessage(_Row):
     """The subscriber that could not handle the event; None: it was a message of a queue."""
     event_id: int | None
     """The event of the stream `queue` that this is about, for a subscriber."""
-
-    @classmethod
-    def _headers(cls, text: str) -> dict[str, Any]:
-        try:
-            return super(ArchivedMessage, cls)._headers(text)
-        except (ValueError, RecursionError):
-            # Rejected for them, the message must still be seen: here they are text.
-            return {"undecodable": text}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from notifyq import sql
-from notifyq.model import decode
+from notifyq.model import decode_headers, readable
 from notifyq.payload import encode
 from notifyq.values import check_fields, plain
 
@@ -77,13 +77,16 @@ class ScheduleInfo(Schedule):
     """When it could last not be fired; it is tried again every minute. None: all is well."""
     last_error: str | None
 
+    def __post_init__(self) -> None:
+        """Check nothing: what stands in the database is shown as it is."""
+
     @classmethod
     def from_row(cls, row: asyncpg.Record) -> Self:
         """Take the columns that this class knows out of a row."""
         names = [field.name for field in fields(cls) if field.name != "payload"]
         values: dict[str, Any] = {name: row[name] for name in names}
-        values["headers"] = decode(row["headers"])
-        return cls(payload=decode(row["message"]), **values)
+        values["headers"] = decode_headers(row["headers"])
+        return cls(payload=readable(row["message"]), **values)
 
 
 class Schedules:

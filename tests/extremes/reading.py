@@ -81,7 +81,8 @@ def run_commands(notifyq: Notifyq, folder: Path, ids: Iterable[int]) -> list[str
         runs.append(["archive", "export", str(folder / f"all.{end}"), "--force"])
     runs.append(["report", "--out", str(folder / "report.html")])
     runs.append(
-        ["report", "--out", str(folder / "report2.html"), "--lake", "0", "--since", "2020-01-01"]
+        ["report", "--out", str(folder / "two.html"), "--lake", "0", "--since", "2020-01-01"]
+        + ["--until", "2030-01-01"]
     )
     for id_ in ids:
         runs += [["show", str(id_)], ["show", str(id_), "--json"], ["dead", "show", str(id_)]]
@@ -113,8 +114,8 @@ async def read_pages(dsn: str, connection: Connection, ids: Iterable[int]) -> li
         for entry in section.entries:
             if entry.is_action or entry.name == "live":
                 continue
-            if "{id:int}" in entry.path:
-                paths += [entry.path.replace("{id:int}", str(id_)) for id_ in ids]
+            if "{id:id}" in entry.path:
+                paths += [entry.path.replace("{id:id}", str(id_)) for id_ in ids]
             elif entry.name == "queue":
                 paths += [f"{entry.path}?name={quote(name)}" for name in queues]
             else:

@@ -62,7 +62,7 @@ async def test_every_reader_survives_what_the_tables_can_hold(
     broken += await asyncio.to_thread(read_metrics, database)
     with Notifyq(database) as notifyq:
         broken += await asyncio.to_thread(run_commands, notifyq, tmp_path, ids[:10])
-    assert broken == []
+    assert not broken, "\n".join(broken)
 
 
 async def test_a_worker_survives_what_the_tables_can_hold(

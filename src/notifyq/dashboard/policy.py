@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from notifyq.admin import Policy
 from notifyq.config import parse_duration
+from notifyq.model import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -130,7 +131,8 @@ def _text(field: Field, value: Any) -> str:
         case "duration" | "term":
             return duration(value)
         case "schema":
-            return json.dumps(json.loads(value), indent=2, ensure_ascii=False)
+            read = readable(value)
+            return read if isinstance(read, str) else json.dumps(read, indent=2, ensure_ascii=False)
         case _:
             return str(value)
 

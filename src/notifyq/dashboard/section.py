@@ -6,11 +6,28 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from starlette.convertors import Convertor, register_url_convertor
+
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     # Takes the view of a request.
     Handler: TypeAlias = Callable[[Any], Awaitable[Response]]
+
+
+class _Id(Convertor[str]):
+    """An id in an address; Starlette's numbers have no sign, and a link to one must not fail."""
+
+    regex = "-?[0-9]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: Any) -> str:
+        return str(value)
+
+
+register_url_convertor("id", _Id())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
-
-    from asyncpg import Record
 
     from notifyq.model import Attempt
     from notifyq.monitor import Relative
@@ -30,7 +28,7 @@ class Moment:
 
 
 def timeline(
-    row: Record, attempts: Sequence[Attempt], relatives: Sequence[Relative]
+    row: Mapping[str, Any], attempts: Sequence[Attempt], relatives: Sequence[Relative]
 ) -> list[Moment]:
     """Put together what is known of a message, in the order of time."""
     found = [Moment(row["created_at"], "Published")]

@@ -146,9 +146,11 @@ class View:
     def integer(text: str, name: str = "id") -> int:
         """Read a bigint of a form or an address; 400 for anything else."""
         sign = text.removeprefix("-")
-        if not (sign.isascii() and sign.isdigit() and len(sign) < 20 and int(sign) < 2**63):
+        if not (sign.isascii() and sign.isdigit() and len(sign) < 20):
             raise HTTPException(400, f"{name} is not a number")
-        return int(text)
+        if not -(2**63) <= (number := int(text)) < 2**63:
+            raise HTTPException(400, f"{name} is not a number")
+        return number
 
     def url(self, name: str, /, **params: Any) -> str:
         """The path of a page by its name; what is not in the path goes to the query, None nowhere.

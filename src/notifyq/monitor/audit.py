@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from notifyq.masks import Masks, redacted
+from notifyq.model import readable
 from notifyq.monitor.statements import AUDIT, AUDIT_LIST, MAY_AUDIT
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ async def audit_entries(
     """
     rows = await source.fetch(AUDIT_LIST, before, actor, action, subject, most, since)
     found = [
-        AuditEntry(**{**row, "details": json.loads(row["details"] or "null")})
+        AuditEntry(**{**row, "details": readable(row["details"])})
         for row in map(dict, rows)
     ]
     return [replace(it, details=masked_details(it.details, masks)) for it in found]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notifyq.model import Status
+from notifyq.model import Status, aware, columns
 from notifyq.monitor import statements
 from notifyq.monitor.figures import (
     ArchiveDay,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 async def backlog(source: Source, queue: str | None = None, *, most: int = 10_000) -> list[Backlog]:
     """What waits in each queue; of each, up to `most` messages are counted, then guessed."""
-    return [Backlog(**dict(row)) for row in await source.fetch(statements.BACKLOG, queue, most)]
+    return [Backlog(**columns(row)) for row in await source.fetch(statements.BACKLOG, queue, most)]
 
 
 async def throughput(
@@ -65,10 +65,10 @@ async def workers(source: Source, *, most: int = 20) -> list[Presence]:
     """Who works, with up to `most` of the messages that each has locked."""
 
     def presence(row: Any) -> Presence:
-        values = dict(row)
+        values = columns(row)
         for name in ("queues", "streams"):
             values[name] = tuple(values[name] or ())
-        values["messages"] = tuple(Held(**dict(it)) for it in values["messages"])
+        values["messages"] = tuple(Held(**columns(it)) for it in values["messages"])
         return Presence(**values)
 
     return [presence(row) for row in await source.fetch(statements.WORKERS, most)]
@@ -85,30 +85,30 @@ async def activity(source: Source, *, most: int = 50) -> list[Session]:
 
 
 def _session(row: Any) -> Session:
-    return Session(**{**dict(row), "blocked_by": tuple(row["blocked_by"] or ())})
+    return Session(**{**columns(row), "blocked_by": tuple(row["blocked_by"] or ())})
 
 
 async def cron_entries(source: Source) -> list[CronEntry]:
     """Our entries of pg_cron, as far as this user may see them."""
-    return [CronEntry(**dict(row)) for row in await source.fetch(statements.CRON_ENTRIES)]
+    return [CronEntry(**columns(row)) for row in await source.fetch(statements.CRON_ENTRIES)]
 
 
 async def lags(source: Source, *, most: int = 10_000) -> list[Lag]:
     """How far behind each subscriber is; of each, up to `most` events are counted."""
     rows = await source.fetch(statements.LAGS, most)
-    return [Lag(**{name: row[name] for name in Lag.__dataclass_fields__}) for row in rows]
+    return [Lag(**{name: aware(row[name]) for name in Lag.__dataclass_fields__}) for row in rows]
 
 
 async def health(source: Source) -> Health:
     """All numbers by which an installation is watched."""
-    return Health(tuple(Figure(**dict(row)) for row in await source.fetch(statements.HEALTH)))
+    return Health(tuple(Figure(**columns(row)) for row in await source.fetch(statements.HEALTH)))
 
 
 async def retention(source: Source) -> list[Kept]:
     """What the archive keeps of each queue, the largest first."""
-    return [Kept(**dict(row)) for row in await source.fetch(statements.RETENTION)]
+    return [Kept(**columns(row)) for row in await source.fetch(statements.RETENTION)]
 
 
 async def archive_days(source: Source) -> list[ArchiveDay]:
     """The days of the archive, also those that were made ahead."""
-    return [ArchiveDay(**dict(row)) for row in await source.fetch(statements.ARCHIVE_DAYS)]
+    return [ArchiveDay(**columns(row)) for row in await source.fetch(statements.ARCHIVE_DAYS)]

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from notifyq.model import columns
 from notifyq.monitor import statements
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Place:
     def parse(cls, text: str) -> Place:
         """Read what `str` gave; ValueError for anything else."""
         at, _, number = text.partition("~")
-        if not 0 <= (place := int(number)) < 2**63:
+        if not -(2**63) <= (place := int(number)) < 2**63:
             raise ValueError(text)
         return cls(datetime.fromisoformat(at) if at else None, place)
 
@@ -226,7 +227,7 @@ def _page(rows: list[Any]) -> Page:
     if rows and rows[-1]["state"] == "more":
         last = rows.pop()
         place = Place(last["archived_at"], last["id"])
-    return Page(tuple(Found(**dict(row)) for row in rows), place)
+    return Page(tuple(Found(**columns(row)) for row in rows), place)
 
 
 async def dead_groups(
@@ -288,4 +289,4 @@ async def clock(source: Source) -> datetime:
 
 async def relatives(source: Source, message_id: int) -> list[Relative]:
     """The messages that one waits for, that wait for it, and that are repetitions."""
-    return [Relative(**dict(row)) for row in await source.fetch(statements.RELATIVES, message_id)]
+    return [Relative(**columns(row)) for row in await source.fetch(statements.RELATIVES, message_id)]

@@ -170,7 +170,9 @@ def _limits(
     since: datetime | None, until: datetime | None, last_at: datetime | None
 ) -> tuple[datetime, datetime]:
     """The range in whole hours, as buckets are no shorter."""
-    latest = until or (last_at or datetime.now(UTC)) + _HOUR
+    # A row from the far future must not move the report there.
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    latest = until or min(last_at or datetime.now(UTC), tomorrow) + _HOUR
     latest = latest.astimezone(UTC)
     end = latest.replace(minute=0, second=0, microsecond=0)
     if until is not None and end < latest:

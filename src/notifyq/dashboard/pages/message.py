@@ -13,12 +13,10 @@ from notifyq.dashboard import statements
 from notifyq.dashboard.section import Section
 from notifyq.dashboard.timeline import timeline
 from notifyq.masks import HIDDEN, redacted
-from notifyq.model import Attempt
+from notifyq.model import Attempt, columns
 from notifyq.monitor import relatives
 
 if TYPE_CHECKING:
-    from asyncpg import Record
-
     from notifyq.dashboard.view import View
 
 section = Section("message")
@@ -27,17 +25,17 @@ _SHOWN = 50_000
 """Characters of a payload that a page shows; the rest is in the download."""
 
 
-async def _find(view: View, message_id: int) -> Record:
+async def _find(view: View, message_id: int) -> dict[str, Any]:
     # The archive first and last: a message may move between two looks.
     for statement in (statements.FINISHED, statements.MESSAGE, statements.FINISHED):
         if rows := await view.database.fetch(statement, message_id):
-            return rows[0]
+            return columns(rows[0])
     raise HTTPException(
         404, f"there is no message {message_id}: the archive does not keep it, or it never was"
     )
 
 
-@section.page("/messages/{id:int}", "message")
+@section.page("/messages/{id:id}", "message")
 async def message(view: View) -> Response:
     """Payload, attempts, timeline and result of one message."""
     id_ = view.integer(str(view.request.path_params["id"]))
@@ -80,7 +78,7 @@ def _shown(view: View, text: str | None) -> tuple[str, bool] | None:
     return written[:_SHOWN], len(written) > _SHOWN
 
 
-@section.page("/messages/{id:int}/payload", "message_payload")
+@section.page("/messages/{id:id}/payload", "message_payload")
 async def payload(view: View) -> Response:
     """The payload as a file, with what is hidden hidden."""
     id_ = view.integer(str(view.request.path_params["id"]))
