@@ -93,8 +93,12 @@ class _Lane(Generic[E]):
                 await self._gather()
                 batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
                 await self._settle(batch)
-        except asyncio.CancelledError as error:
+        except BaseException as error:
             _tell(batch, error)
+            if not isinstance(error, asyncio.CancelledError):
+                # Nothing awaits this task: a settlement that is not told would wait for ever.
+                _tell(self._pending, error)
+                self._pending = []
             raise
         finally:
             self._flushing = None

@@ -192,7 +192,11 @@ class Ledger:
         elif not isinstance(answer, BaseException):
             if answer:
                 _log(held, answer)
-            self._report(held, is_held=bool(answer))
+            try:
+                self._report(held, is_held=bool(answer))
+            except Exception:
+                # Raised here, it would keep whatever settles from telling the other messages.
+                log.exception("the end of message %d was not reported", held.message.id)
         # An error knows its frames and these know this message: a cycle, which costs a collection.
         held.ended = _OVER
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -269,3 +269,25 @@ async def test_an_error_of_a_settlement_is_told_and_leaves_nothing_behind(
         await stage.until_settled()
     assert [str(failure) for failure in stage.failures] == ["no"]
     assert stage.crew.counts == {}
+
+
+async def test_a_message_that_cannot_be_reported_is_settled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Raised while a batch of finishes is told, it kept all others of the batch for good."""
+    odd = message(id=1)
+    object.__setattr__(odd, "available_at", datetime.max)  # naive, as a driver gives infinity
+    told: list[str] = []
+
+    def finish(message: Message, _outcome: Any, settled: Any) -> None:
+        settled(True)  # noqa: FBT003
+        told.append(f"{message.id} told")
+
+    async with staged() as stage:
+        monkeypatch.setattr(stage.desk, "finish", finish)
+        for held in (odd, message(id=2)):
+            stage.crew.start(register(lambda: None), held, time.monotonic())
+        await stage.until_settled()
+    assert told == ["1 told", "2 told"]
+    assert stage.failures == []
+    assert "the end of message 1 was not reported" in caplog.text
