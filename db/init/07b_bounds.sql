@@ -15,7 +15,8 @@ as $$
   select abs(extract(year from value)) <= 1000
     and abs(extract(day from value)) <= 366000
     and abs(extract(hour from value)) <= 8784000
-    and value between interval '-1000 years' and interval '1000 years';
+    -- 1000 years, with leap days.
+    and value between interval '-366000 days' and interval '366000 days';
 $$;
 
 -- A span that was measured or added up, as every client can hold it.

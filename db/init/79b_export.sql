@@ -6,8 +6,8 @@
 --
 -- owns:    nothing
 -- writes:  nothing
--- calls:   messages._lake
--- raises:  NQ031 unknown lake, NQ032 lake in use
+-- calls:   messages._lake, messages._check_quantity
+-- raises:  NQ003 invalid argument, NQ031 unknown lake, NQ032 lake in use
 
 create or replace function messages.hold_lake(lake bigint)
   returns messages.lake
@@ -120,6 +120,7 @@ create or replace function messages.archive_parts(
   set timezone = 'UTC'
 as $$
 begin
+  perform messages._check_quantity(archive_parts.most, 2147483647);
   return query
   select p.*
   from (

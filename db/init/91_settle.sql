@@ -29,10 +29,10 @@ declare
   v_of messages.batch := batch;
 begin
   if v_of.kind = 'retries' then
-    v_of.after_id := event - 1;
+    v_of.after_id := greatest(event, -9223372036854775807) - 1;
     v_of.last_id := event;
   else
-    v_of.after_id := greatest(v_of.after_id, event - 1);
+    v_of.after_id := greatest(v_of.after_id, greatest(event, -9223372036854775807) - 1);
     v_of.last_id := least(v_of.last_id, event);
   end if;
   select e.* into v_event from messages._events(v_of) as e;

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic_core import from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from datetime import timedelta
 
     import asyncpg
@@ -111,7 +111,7 @@ def aware(value: Any) -> Any:
     return value
 
 
-def columns(row: Mapping[str, Any]) -> dict[str, Any]:
+def columns(row: asyncpg.Record) -> dict[str, Any]:
     """A row by the names of its columns, with instants that can be compared."""
     return {name: aware(value) for name, value in row.items()}
 

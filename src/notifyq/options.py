@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from notifyq.payload import encode
-from notifyq.values import seconds
+from notifyq.values import LONGEST, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,15 +68,17 @@ def text(name: str, value: Any) -> str | None:
 def before_keys(options: Options) -> tuple[Any, ...]:
     """What the SQL functions take before the keys of a message, in their order.
 
-    Raise TypeError for a value that is not of its option's type: the driver would know its number
-    in the statement, and not its name.
+    Raise TypeError for a value that is not of its option's type, and ValueError for one that is out
+    of bounds: the driver would know its number in the statement, and not its name.
     """
     headers = options.get("headers")
     available_at = options.get("available_at")
     return (
-        _of("priority", options.get("priority", 0), int, "an integer"),
+        _integer("priority", options.get("priority", 0)),
         _duration("delay", options.get("delay")),
-        None if available_at is None else _of("available_at", available_at, datetime, "a datetime"),
+        None
+        if available_at is None
+        else _instant("available_at", _of("available_at", available_at, datetime, "a datetime")),
         text("type", options.get("type")),
         None if headers is None else encode(_of("headers", headers, Mapping, "a mapping")),
     )
@@ -93,11 +95,11 @@ def behind_keys(options: Options) -> tuple[Any, ...]:
     if isinstance(after, int):
         raise TypeError(f"after must be a sequence of ids, as in [{int(after)}]")
     return (
-        None if most is None else _of("max_attempts", most, int, "an integer"),
+        None if most is None else _integer("max_attempts", most),
         text("dedup_scope", options.get("dedup_scope")),
         _duration("dedup_window", options.get("dedup_window")),
         text("on_duplicate", options.get("on_duplicate", "keep")),
-        None if after is None else list(after),
+        None if after is None else [_integer("an id in after", it, 2**63) for it in after],
         text("on_failure", options.get("on_failure", "cancel")),
     )
 
@@ -112,4 +114,29 @@ def _duration(name: str, value: Any) -> timedelta | None:
     if value is None:
         return None
     _of(name, value, timedelta | float | int, "a duration (timedelta or seconds)")
-    return seconds(value)
+    try:
+        read = seconds(value)
+    except (ValueError, OverflowError):
+        read = None  # no number, or too many seconds
+    if read is None or not -LONGEST <= read <= LONGEST:
+        raise ValueError(f"{name} must be at most 1000 years, not {value!r}")
+    return read
+
+
+def _instant(name: str, value: datetime) -> datetime:
+    try:
+        value.astimezone(UTC)
+    except (ValueError, OverflowError):
+        # The last instant without a time zone is infinity, which means never.
+        if value not in (datetime.max, datetime.min):  # noqa: DTZ901
+            raise ValueError(
+                f"{name} must be between the years 1 and 9999 in UTC, not {value!r}"
+            ) from None
+    return value
+
+
+def _integer(name: str, value: Any, most: int = 2**31) -> int:
+    _of(name, value, int, "an integer")
+    if not -most <= value < most:
+        raise ValueError(f"{name} must be between {-most} and {most - 1}, not {value}")
+    return int(value)

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _DURATION = "timedelta | float"
-_A_DURATION = "a duration (timedelta or seconds) that is not negative"
+_A_DURATION = "a duration (timedelta or seconds) of at most 1000 years that is not negative"
 _TEXT = (str, "a text")
+LONGEST = timedelta(days=366_000)
+"""Of a duration, about 1000 years: longer ones lead to instants that no client can read."""
 _MOST = 2**31 - 1
 """Larger is no integer of the database."""
 _KINDS: dict[str, tuple[type, str]] = {
@@ -39,7 +41,7 @@ def positive(value: Any) -> timedelta | None:
         read = seconds(value)
     except (ValueError, OverflowError):
         return None
-    return read if isinstance(read, timedelta) and read >= timedelta(0) else None
+    return read if isinstance(read, timedelta) and timedelta(0) <= read <= LONGEST else None
 
 
 def duration(name: str, value: timedelta | float | None) -> timedelta | None:

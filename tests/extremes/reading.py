@@ -10,11 +10,11 @@ import httpx
 from prometheus_client import CollectorRegistry, generate_latest
 
 from notifyq.dashboard import create_app
-from notifyq.dashboard.application import SECTIONS
+from notifyq.dashboard.pages import SECTIONS
 from notifyq.metrics import DatabaseMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from cli.programs import Notifyq
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _BASE = "http://localhost:8080"
 
-COMMANDS = {
+COMMANDS: dict[str, list[list[str]]] = {
     "queues ls": [[]],
     "queues grants": [[]],
     "queues shares": [[]],
@@ -49,19 +49,21 @@ COMMANDS = {
 OTHERS = {"report", "archive export", "show", "dead show"}
 """Commands that read, and are run in another way below."""
 
-CHANGING = {
-    *("init", "migrate", "demo", "chaos", "worker", "broker", "publish", "import", "relay"),
-    *("unblock", "cancel", "server start", "server stop", "bench report"),
-    *("dead retry", "dead delete", "retention set"),
-    *(f"queues {it}" for it in "create alter pause resume drop grant revoke share".split()),
-    *(f"stream {it}" for it in "create alter drop pause resume subscribe unsubscribe".split()),
-    *(f"stream {it}" for it in "seek tick forward unforward".split()),
-    *(f"schedules {it}" for it in "add remove enable disable run apply".split()),
-    *(f"spark {it}" for it in "export load replay rollup sample stream tidy".split()),
-}
+_CHANGING = """
+init, migrate, demo, chaos, worker, broker, publish, import, relay, unblock, cancel, server start,
+server stop, bench report, dead retry, dead delete, retention set, queues create, queues alter,
+queues pause, queues resume, queues drop, queues grant, queues revoke, queues share, stream create,
+stream alter, stream drop, stream pause, stream resume, stream subscribe, stream unsubscribe,
+stream seek, stream tick, stream forward, stream unforward, schedules add, schedules remove,
+schedules enable, schedules disable, schedules run, schedules apply, spark export, spark load,
+spark replay, spark rollup, spark sample, spark stream, spark tidy
+"""
+CHANGING = {" ".join(it.split()) for it in _CHANGING.split(",")}
 """Commands that change something, or that ask no database."""
 
-FOLLOWING = {"stream tail", "dead watch", "metrics", "dashboard", "ping", "server status", "server url"}
+FOLLOWING = {
+    *("stream tail", "dead watch", "metrics", "dashboard", "ping", "server status", "server url"),
+}
 """Commands that go on until they are stopped, or read no row; what they share is read elsewhere."""
 
 SPARK = {"spark anomalies"}
@@ -77,13 +79,12 @@ def run_commands(notifyq: Notifyq, folder: Path, ids: Iterable[int]) -> list[str
         for given in arguments
         for more in ([], ["--json"])
     ]
-    for end in ("jsonl", "csv", "parquet"):
-        runs.append(["archive", "export", str(folder / f"all.{end}"), "--force"])
-    runs.append(["report", "--out", str(folder / "report.html")])
-    runs.append(
-        ["report", "--out", str(folder / "two.html"), "--lake", "0", "--since", "2020-01-01"]
-        + ["--until", "2030-01-01"]
-    )
+    runs += [
+        ["archive", "export", str(folder / f"all.{end}"), "--force"]
+        for end in ("jsonl", "csv", "parquet")
+    ]
+    ranges = (), ("--lake", "0", "--since", "2020-01-01", "--until", "2030-01-01")
+    runs += [["report", "--out", str(folder / "report.html"), *it] for it in ranges]
     for id_ in ids:
         runs += [["show", str(id_)], ["show", str(id_), "--json"], ["dead", "show", str(id_)]]
     for run in runs:
@@ -106,29 +107,30 @@ def read_metrics(dsn: str) -> list[str]:
     return [] if up and "notifyq_messages{" in page else [f"metrics: {page[:500]}"]
 
 
+def _paths(ids: Iterable[int], queues: Iterable[str]) -> Iterator[str]:
+    for entry in (it for section in SECTIONS for it in section.entries):
+        if entry.is_action or entry.name == "live":
+            continue
+        if "{id:id}" in entry.path:
+            yield from (entry.path.replace("{id:id}", str(id_)) for id_ in ids)
+        elif entry.name == "queue":
+            yield from (f"{entry.path}?name={quote(name)}" for name in queues)
+        else:
+            yield entry.path
+    for state in ("waiting", "scheduled", "locked", "failed"):
+        yield f"/messages?state={state}"
+
+
 async def read_pages(dsn: str, connection: Connection, ids: Iterable[int]) -> list[str]:
     """Ask for each page of the dashboard, with each message and queue; what broke."""
     queues = [row[0] for row in await connection.fetch("select name from messages.queue")]
-    paths = []
-    for section in SECTIONS:
-        for entry in section.entries:
-            if entry.is_action or entry.name == "live":
-                continue
-            if "{id:id}" in entry.path:
-                paths += [entry.path.replace("{id:id}", str(id_)) for id_ in ids]
-            elif entry.name == "queue":
-                paths += [f"{entry.path}?name={quote(name)}" for name in queues]
-            else:
-                paths.append(entry.path)
-    for search in ("state=waiting", "state=scheduled", "state=locked", "state=failed", "queue=mail"):
-        paths.append(f"/messages?{search}")
     broken = []
     async with AsyncExitStack() as stack:
         app = create_app(dsn, open_to_all=True, allow_writes=True)
         await stack.enter_async_context(app.router.lifespan_context(app))
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=_BASE)
         await stack.enter_async_context(client)
-        for path in paths:
+        for path in _paths(ids, queues):
             answer = await client.get(path)
             if answer.status_code not in (200, 303):
                 broken.append(f"{path}: {answer.status_code}")

@@ -59,33 +59,24 @@ ODD_JSON = (
 FLOATS = ("NaN", "Infinity", "-Infinity", "1.7976931348623157e308", "-1e308", "5e-324", "0")
 
 
-def of(type_: str) -> list[str]:
-    """The ends of a type by its name in pg_type; none for one that has no more than a few values."""
-    match type_:
-        case "int2" | "int4" | "int8":
-            most = INTS[type_]
-            return [str(it) for it in (-most, -1, 0, 1, most - 1)]
-        case "timestamptz":
-            return list(INSTANTS)
-        case "date":
-            return ["-infinity", "infinity", "4713-01-01 BC", "0001-01-01", "9999-12-31", "20000-1-1"]
-        case "interval":
-            return list(DURATIONS)
-        case "float8" | "float4":
-            return list(FLOATS)
-        case "numeric":
-            return ["NaN", "Infinity", "-Infinity", "1e131071", "-1e-16383", "0"]
-        case "text":
-            return list(ODD_TEXTS)
-        case "jsonb":
-            return list(ODD_JSON)
-        case "bool":
-            return ["true", "false"]
-        case "xid8":
-            return ["0", str(2**64 - 1)]
-        case "_text":
-            return ["{}", "{NULL}", '{""}', "{{a,b},{c,d}}"]
-        case "_int8" | "_int4":
-            return ["{}", "{NULL}", "{-1}"]
-        case _:
-            return []
+_ENDS: dict[str, tuple[str, ...]] = {
+    **{name: tuple(str(it) for it in (-most, -1, 0, 1, most - 1)) for name, most in INTS.items()},
+    "timestamptz": INSTANTS,
+    "date": ("-infinity", "infinity", "4713-01-01 BC", "0001-01-01", "9999-12-31", "20000-1-1"),
+    "interval": DURATIONS,
+    "float4": FLOATS,
+    "float8": FLOATS,
+    "numeric": ("NaN", "Infinity", "-Infinity", "1e131071", "-1e-16383", "0"),
+    "text": ODD_TEXTS,
+    "jsonb": ODD_JSON,
+    "bool": ("true", "false"),
+    "xid8": ("0", str(2**64 - 1)),
+    "_text": ("{}", "{NULL}", '{""}', "{{a,b},{c,d}}"),
+    "_int4": ("{}", "{NULL}", "{-1}"),
+    "_int8": ("{}", "{NULL}", "{-1}"),
+}
+
+
+def of(type_: str) -> tuple[str, ...]:
+    """The ends of a type by its name in pg_type; none for one that has only a few values."""
+    return _ENDS.get(type_, ())

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -276,11 +276,12 @@ async def test_a_message_that_cannot_be_reported_is_settled_all_the_same(
 ) -> None:
     """Raised while a batch of finishes is told, it kept all others of the batch for good."""
     odd = message(id=1)
-    object.__setattr__(odd, "available_at", datetime.max)  # naive, as a driver gives infinity
+    # Without a time zone, as the driver gives infinity.
+    object.__setattr__(odd, "available_at", odd.created_at.replace(tzinfo=None))
     told: list[str] = []
 
     def finish(message: Message, _outcome: Any, settled: Any) -> None:
-        settled(True)  # noqa: FBT003
+        settled(True)
         told.append(f"{message.id} told")
 
     async with staged() as stage:

@@ -57,9 +57,12 @@ CSV: Final = f"select {', '.join(COLUMNS.values())} {_FROM}"
 MICROSECONDS: Final = (
     "select "
     + ", ".join(
-        _MICROSECONDS.format(name) if name in INSTANTS
+        _MICROSECONDS.format(name)
+        if name in INSTANTS
         # Its upper half is not reached, and no number of Parquet's that lakes have.
-        else "least(a.xid::text::numeric, 9223372036854775807)" if name == "xid" else column
+        else "least(a.xid::text::numeric, 9223372036854775807)"
+        if name == "xid"
+        else column
         for name, column in COLUMNS.items()
     )
     + _FROM

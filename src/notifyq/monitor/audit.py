@@ -80,10 +80,7 @@ async def audit_entries(
     Errors by which messages were chosen are shown as far as the masks let them.
     """
     rows = await source.fetch(AUDIT_LIST, before, actor, action, subject, most, since)
-    found = [
-        AuditEntry(**{**row, "details": readable(row["details"])})
-        for row in map(dict, rows)
-    ]
+    found = [AuditEntry(**{**row, "details": readable(row["details"])}) for row in map(dict, rows)]
     return [replace(it, details=masked_details(it.details, masks)) for it in found]
 
 

@@ -289,4 +289,6 @@ async def clock(source: Source) -> datetime:
 
 async def relatives(source: Source, message_id: int) -> list[Relative]:
     """The messages that one waits for, that wait for it, and that are repetitions."""
-    return [Relative(**columns(row)) for row in await source.fetch(statements.RELATIVES, message_id)]
+    return [
+        Relative(**columns(row)) for row in await source.fetch(statements.RELATIVES, message_id)
+    ]
