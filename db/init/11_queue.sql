@@ -64,8 +64,8 @@ create table if not exists messages.queue (
   constraint queue_rates_ck check (
     rate <= 1e9 * extract(epoch from rate_period)
     and key_rate <= 1e9 * extract(epoch from key_rate_period)
-    and rate_burst * extract(epoch from rate_period) <= 31557600000 * rate
-    and key_rate_burst * extract(epoch from key_rate_period) <= 31557600000 * key_rate
+    and rate_burst * extract(epoch from rate_period) <= 31557600000.0 * rate
+    and key_rate_burst * extract(epoch from key_rate_period) <= 31557600000.0 * key_rate
   ),
   constraint queue_payload_schema_ck check (
     jsonb_typeof(payload_schema::jsonb) in ('object', 'boolean')

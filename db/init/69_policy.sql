@@ -43,7 +43,7 @@ begin
       format('%s must not be more than 1000000000 a second: %s in %s', name, rate, period)
     );
   end if;
-  if burst * v_seconds > 31557600000 * rate then
+  if burst * v_seconds > 31557600000.0 * rate then
     perform messages._invalid(
       format('%s_burst must not take more than 1000 years to refill: %s', name, burst)
     );

@@ -129,7 +129,8 @@ async def _add(
 def _made_up(columns: list[asyncpg.Record]) -> dict[str, object]:
     plain = {
         "int2": 1, "int4": 1, "int8": 1, "text": "x", "bool": True, "jsonb": {}, "float8": 1.0,
-        "numeric": 1, "timestamptz": "2026-01-01T00:00:00Z", "interval": "1 day", "date": "2026-01-01",
+        "numeric": 1, "timestamptz": "2026-01-01T00:00:00Z", "interval": "1 day",
+        "date": "2026-01-01",
         "xid8": "1", "pg_snapshot": "1:1:", "_text": [], "_int8": [], "uuid": "0" * 32,
         "message_status": "failed",
     }  # fmt: skip

@@ -314,3 +314,45 @@ async def test_a_later_version_is_left_alone(database: str) -> None:
         with pytest.raises(OutdatedSchemaError, match="version 99 of the schema"):
             await install(connection)
         assert await catalog_lines(connection) == before
+
+
+async def test_an_upgrade_brings_old_rows_into_bounds(version_1: str) -> None:
+    async with session(version_1) as connection:
+        await connection.execute("""
+            insert into messages.queue (name, lock_timeout, retention, backoff, backoff_max)
+            values ('long', '170000000 years', '300000 years', '300000 years', '300000 years'),
+              ('odd', '1 minute', '71000000 months -2129999999 days', '0', '1 second');
+            insert into messages.message (message, available_at)
+            values ('"early"', '0044-03-15 BC'), ('"first"', '-infinity'), ('"never"', 'infinity');
+            update messages.message set created_at = '-infinity' where message = '"early"';
+            update messages.message_archive set created_at = 'infinity', available_at = 'infinity',
+              archived_at = '0044-03-15 BC'
+            where id = (select min(a.id) from messages.message_archive as a);
+        """)
+        before = [
+            await connection.fetchval(f"select count(*) from messages.{table}")
+            for table in ("queue", "message", "message_archive")
+        ]
+        await migrate.upgrade(connection)
+        after = [
+            await connection.fetchval(f"select count(*) from messages.{table}")
+            for table in ("queue", "message", "message_archive")
+        ]
+        assert after == before
+        kept = await connection.fetch(
+            "select q.retention <= '1000 years' and q.lock_timeout <= '1000 years' "
+            "and q.backoff <= '1000 years' from messages.queue as q"
+        )
+        assert all(row[0] for row in kept)
+        due = await connection.fetch(
+            "select m.message #>> '{}' as said, m.available_at::text as due "
+            "from messages.message as m where jsonb_typeof(m.message) = 'string' order by m.id"
+        )
+        instants = {row["said"]: row["due"] for row in due}
+        assert instants["never"] == "infinity"
+        assert {instants["early"], instants["first"]} == {"0001-01-01 00:00:00+00"}
+        # Nothing overflows any more, and every row can be read.
+        assert await connection.fetchval("select messages.maintain() is not null")
+        for table in ("queue", "message", "message_archive"):
+            await connection.fetch(f"select t.* from messages.{table} as t")
+        assert await connection.fetch("select c.* from messages.claim(null, 100) as c")
