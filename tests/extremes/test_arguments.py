@@ -46,7 +46,7 @@ _NAMED = {
     "queues": "'{{q,l}}'", "ids": "array[{id}]", "lock_tokens": "'{{1}}'", "worker": "'w'",
     "messages": "array['1'::jsonb]", "quantity": "1", "batch": "{batch}", "event": "{event}",
     "cron": "'* * * * *'", "timezone": "'UTC'", "lock_token": "1", "id": "{id}", "lake": "1",
-    "dataset": "'x'", "files": "'[]'", "conditions": "'{{}}'",
+    "dataset": "'x'", "conditions": "'{{}}'",
 }  # fmt: skip
 
 # They take as long as they are told to, and have no bound but that.
