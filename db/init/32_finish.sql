@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.message, messages.message_archive, messages.attempt
 -- calls:   messages._archive, messages._backoff, messages._ring, messages._attended_key,
--- calls:   messages._queue, messages._invalid, messages._screen, messages._compact,
+--          messages._queue, messages._invalid, messages._screen, messages._compact,
 --          messages._ring_freed, messages._attempts_of, messages._note_attempt,
 --          messages._check_given, messages._check_duration
 -- raises:  NQ003 invalid argument

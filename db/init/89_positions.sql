@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.tick; notifies new_event
 -- calls:   messages._stream, messages._invalid, messages._moment, messages._fresh_low,
--- calls:   messages._ring_stream, messages._may, messages._check_access, messages._check_given
+--          messages._ring_stream, messages._may, messages._check_access, messages._check_given
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ903 not
 --          adopted
 

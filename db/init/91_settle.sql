@@ -3,7 +3,7 @@
 -- owns:    nothing
 -- writes:  messages.event_retry, messages.batch_end
 -- calls:   messages._batch, messages._open_batch, messages._events, messages.batch_events,
--- calls:   messages._archive_event, messages._invalid, messages._check_given,
+--          messages._archive_event, messages._invalid, messages._check_given,
 --          messages._check_duration
 -- raises:  NQ003 invalid argument, NQ007 no right to the stream, NQ022 batch not open, NQ023 event
 --          not in the batch
