@@ -66,13 +66,26 @@ _HOLD_FENCE = """
 
 _CLAIM_TOKEN = """
         lock_expires_at = v_now + coalesce(claim.lock_timeout, v_queue.lock_timeout),
-        lock_token = m.lock_token + 1,"""
+        lock_token = least(m.lock_token, 9223372036854775806) + 1,"""
+
+_RETRY_TOKEN = """
+      lock_token = least(m.lock_token, 9223372036854775806) + 1,
+      available_at = case"""
+
+_RELEASE_TOKEN = """
+      lock_token = least(m.lock_token, 9223372036854775806) + 1,
+      attempts ="""
 
 _CLAIM_ATTEMPTS = """
-        attempts = m.attempts + 1,
+        attempts = least(m.attempts, 2147483646) + 1,
         handler_attempts = v_attempts"""
 
+_REAP_RETRY = """
+  perform messages._retry(
+    v_ids, v_tokens, null, v_details,"""
+
 _REAPED_LATER = f"""
+  v_expired := array(select m from messages.message as m where m.id = any (v_ids));
   perform pg_advisory_xact_lock({GATE});
   insert into messages.message_archive (
     id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
@@ -86,8 +99,7 @@ _REAPED_LATER = f"""
   where e.attempts >= q.max_attempts;
   delete from messages.message as m
   using unnest(v_expired) as e, messages.queue as q
-  where m.id = e.id and q.name = e.queue and e.attempts >= q.max_attempts;
-  if cardinality(v_expired) = 0 then"""
+  where m.id = e.id and q.name = e.queue and e.attempts >= q.max_attempts;{_REAP_RETRY}"""
 
 _JOIN = "on e.id = g.id and e.lock_token = g.lock_token"
 
@@ -107,7 +119,12 @@ MUTANTS = (
                 "limit reap.quantity\n    for update skip locked",
                 "limit reap.quantity",
             ),
-            Edit("50_upkeep.sql", "\n  if cardinality(v_expired) = 0 then", _REAPED_LATER),
+            Edit(
+                "50_upkeep.sql",
+                "  v_tokens bigint[];",
+                "  v_tokens bigint[];\n  v_expired messages.message[];",
+            ),
+            Edit("50_upkeep.sql", _REAP_RETRY, _REAPED_LATER),
         ),
     ),
     Mutant(
@@ -156,12 +173,8 @@ MUTANTS = (
         "tokens never rise", "storm", "I4",
         (
             Edit("31_claim.sql", _CLAIM_TOKEN, _CLAIM_TOKEN.replace(" + 1", "")),
-            Edit(
-                "32_finish.sql", "lock_token = m.lock_token + 1", "lock_token = m.lock_token"
-            ),
-            Edit(
-                "33_hold.sql", "lock_token = m.lock_token + 1", "lock_token = m.lock_token"
-            ),
+            Edit("32_finish.sql", _RETRY_TOKEN, _RETRY_TOKEN.replace(" + 1", "")),
+            Edit("33_hold.sql", _RELEASE_TOKEN, _RELEASE_TOKEN.replace(" + 1", "")),
         ),
     ),
     Mutant(
