@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import asyncpg
 
-from notifyq import migrate, sql
-from notifyq.dashboard import statements as dashboard
-from notifyq.monitor import statements as monitor
+from notifyq import schema
+from notifyq.database import sql
+from notifyq.operations.dashboard import statements as dashboard
+from notifyq.operations.monitor import statements as monitor
 
 from .server import Host, private
 
@@ -74,7 +75,7 @@ class Case(NamedTuple):
 
 async def fill(connection: asyncpg.Connection[Any], rows: int, days: int) -> None:
     """Archive as many rows over the days before now, and publish a few that wait."""
-    await migrate.install(connection)
+    await schema.install(connection)
     for queue in ("orders", "mail", "images", "reports", "rare", "closed"):
         await connection.execute("select messages.create_queue($1, retention => '1 year')", queue)
     now = datetime.now(UTC)

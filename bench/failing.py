@@ -13,12 +13,12 @@ import time
 from typing import TYPE_CHECKING
 
 from notifyq import App, Policy, Reject
-from notifyq.events import MessageFinished
+from notifyq.telemetry import MessageFinished
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from notifyq.events import Event
+    from notifyq.telemetry import Event
 
 
 async def seconds(dsn: str, way: str, messages: int) -> float:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from notifyq.embedded.launch import Tie, launcher
 from notifyq.errors import NotifyqError
+from notifyq.server.launch import Tie, launcher
 
 from . import machine
 from .server import pgbench

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from notifyq.config import with_database
-from notifyq.embedded import Server, debian_binaries, wheel_binaries
 from notifyq.errors import NotifyqError
+from notifyq.server import Server, debian_binaries, wheel_binaries
 
 from . import machine
 

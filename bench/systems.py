@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncpg
 
 from notifyq import __version__
-from notifyq.migrate import install
+from notifyq.schema import install
 
 from .processes import Command
 from .results import OURS

@@ -16,10 +16,10 @@ import asyncpg
 import uvicorn
 from playwright.async_api import async_playwright
 
-from notifyq.dashboard import Masks, create_app
-from notifyq.dashboard.serve import bind
-from notifyq.embedded import debian_binaries, wheel_binaries
-from notifyq.migrate import install
+from notifyq.operations.dashboard import Masks, create_app
+from notifyq.operations.dashboard.serve import bind
+from notifyq.schema import install
+from notifyq.server import debian_binaries, wheel_binaries
 from notifyq.testing.plugin import private_server
 
 if TYPE_CHECKING:

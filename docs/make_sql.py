@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from notifyq import DatabaseError, State, Status
-from notifyq.embedded import Server
-from notifyq.migrate import install
+from notifyq.schema import install
+from notifyq.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

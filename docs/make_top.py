@@ -27,17 +27,17 @@ _PICTURES = {
 async def main() -> None:
     """Fill a private database, and press keys."""
     from database import session
-    from notifyq import migrate
-    from notifyq.database import Database
-    from notifyq.embedded import debian_binaries, wheel_binaries
+    from notifyq import schema
+    from notifyq.database.pool import Database
+    from notifyq.operations.top.app import Top
+    from notifyq.operations.top.snapshot import Source
+    from notifyq.server import debian_binaries, wheel_binaries
     from notifyq.testing.plugin import private_server
-    from notifyq.top.app import Top
-    from notifyq.top.snapshot import Source
     from top.filled import fill
 
     with private_server(debian_binaries() or wheel_binaries()) as dsn:
         async with session(dsn) as connection:
-            await migrate.install(connection)
+            await schema.install(connection)
             await fill(connection)
         async with Database(dsn) as database:
             app = Top(Source(database), every=timedelta(seconds=0.5))

@@ -40,7 +40,7 @@ from database import (
 )
 from notifyq import App
 from notifyq.config import with_database
-from notifyq.embedded import debian_binaries, wheel_binaries
+from notifyq.server import debian_binaries, wheel_binaries
 from notifyq.testing.plugin import private_server
 from worker.running import Events
 

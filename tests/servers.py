@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notifyq.embedded import Server, debian_binaries, wheel_binaries
+from notifyq.server import Server, debian_binaries, wheel_binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,9 +4,8 @@ An `INSERT` publishes, a trigger rings `NOTIFY`, workers claim rows, finished me
 archive. The behaviour is that of the SQL functions in schema `messages`; this package calls them.
 """
 
-from notifyq.admin import Policy
 from notifyq.app import App
-from notifyq.deadletters import DeadLetters
+from notifyq.archive.dead_letters import DeadLetters
 from notifyq.errors import (
     AccessDeniedError,
     BatchNotFoundError,
@@ -55,21 +54,21 @@ from notifyq.errors import (
     StreamPausedError,
     SubscriptionNotFoundError,
 )
-from notifyq.event import Event, SubscriptionInfo
-from notifyq.groups import Group
-from notifyq.handlers import BatchHandler, Handler, MessageHandler
-from notifyq.model import ArchivedMessage, Attempt, Dependency, Message, State, Status
-from notifyq.payload import Json
-from notifyq.registry import HandlerOptions
-from notifyq.results import Handle
-from notifyq.retries import Reject, Retry
-from notifyq.schedules import Schedule, ScheduleInfo, Schedules
-from notifyq.signature import Transaction
-from notifyq.streams import StreamPolicy, Streams
-from notifyq.subscribers import Subscriber, SubscriberOptions
-from notifyq.subscription import Batch, Subscription
-from notifyq.waiting import MessageInbox
-from notifyq.worker import Worker
+from notifyq.handlers.handler import BatchHandler, Handler, MessageHandler
+from notifyq.handlers.registry import HandlerOptions
+from notifyq.handlers.retries import Reject, Retry
+from notifyq.handlers.signature import Transaction
+from notifyq.handlers.subscriber import Subscriber, SubscriberOptions
+from notifyq.models.event import Event, SubscriptionInfo
+from notifyq.models.message import ArchivedMessage, Attempt, Dependency, Message, State, Status
+from notifyq.models.payload import Json
+from notifyq.queues.admin import Policy
+from notifyq.queues.inbox import MessageInbox
+from notifyq.queues.results import Group, Handle
+from notifyq.queues.schedules import Schedule, ScheduleInfo, Schedules
+from notifyq.streams.admin import StreamPolicy, Streams
+from notifyq.streams.subscription import Batch, Subscription
+from notifyq.worker.worker import Worker
 
 __version__ = "0.1.0"
 

@@ -9,28 +9,27 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from pydantic import TypeAdapter
 
-from notifyq.admin import Admin
-from notifyq.archive import Archive
+from notifyq.archive.dead_letters import DeadLetters
+from notifyq.archive.reader import Archive
 from notifyq.config import DatabaseSettings, WorkerSettings, given_dsns, require_dsn
-from notifyq.database import Database
-from notifyq.deadletters import DeadLetters
+from notifyq.database.pool import Database
 from notifyq.errors import (
     AccessDeniedError,
     ConfigurationError,
     QueueNotFoundError,
     SchemaError,
 )
-from notifyq.events import log_sink
-from notifyq.groups import Group
-from notifyq.publisher import Publisher
-from notifyq.registrar import Registrar
-from notifyq.results import Handle, Results
-from notifyq.schedules import Schedules
-from notifyq.schemas import PayloadSchemas
-from notifyq.streams import Streams
-from notifyq.subscription import Subscription
-from notifyq.waiting import MessageInbox, QueueBells
-from notifyq.worker import Worker
+from notifyq.handlers.decorators import Registrar
+from notifyq.queues.admin import Admin
+from notifyq.queues.inbox import MessageInbox, QueueBells
+from notifyq.queues.payload_schema import PayloadSchemas
+from notifyq.queues.publisher import Publisher
+from notifyq.queues.results import Group, Handle, Results
+from notifyq.queues.schedules import Schedules
+from notifyq.streams.admin import Streams
+from notifyq.streams.subscription import Subscription
+from notifyq.telemetry import log_sink
+from notifyq.worker.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
@@ -40,10 +39,10 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from notifyq.config import DatabaseOptions, WorkerOptions
-    from notifyq.events import Sink
-    from notifyq.metrics import WorkerMetrics
-    from notifyq.publisher import PublishManyOptions, PublishOptions, PublishStreamOptions
-    from notifyq.subscription import SubscriptionOptions
+    from notifyq.queues.publisher import PublishManyOptions, PublishOptions, PublishStreamOptions
+    from notifyq.streams.subscription import SubscriptionOptions
+    from notifyq.telemetry import Sink
+    from notifyq.telemetry.base import WorkerObserver
 
 log = logging.getLogger("notifyq.worker")
 
@@ -296,7 +295,7 @@ class App(Registrar):
         queues: Sequence[str] = (),
         streams: Sequence[str] = (),
         sink: Sink = log_sink,
-        metrics: WorkerMetrics | None = None,
+        metrics: WorkerObserver | None = None,
         **settings: Unpack[WorkerOptions],
     ) -> Worker:
         """A worker for all handlers and subscribers, or for those of some queues and streams.

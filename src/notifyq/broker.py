@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Self
 
 import asyncpg
 
-from notifyq import sql
-from notifyq.admin import Admin
-from notifyq.backoff import Patience, is_lost, is_misfit, retrying
 from notifyq.config import BrokerSettings, DatabaseSettings
-from notifyq.database import Database, connect, explained, explaining
+from notifyq.database import sql
+from notifyq.database.connect import Route
+from notifyq.database.pool import Database, connect, explained, explaining
+from notifyq.database.retry import Patience, is_lost, is_misfit, retrying
 from notifyq.errors import NotifyqError
-from notifyq.events import (
+from notifyq.notify.listener import Listener
+from notifyq.notify.wake import Wake
+from notifyq.queues.admin import Admin
+from notifyq.telemetry import (
     BrokerLost,
     BrokerStarted,
     BrokerStopped,
@@ -29,14 +32,11 @@ from notifyq.events import (
     Sink,
     log_sink,
 )
-from notifyq.listener import Listener
-from notifyq.pace import Wake
-from notifyq.route import Route
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
 log = logging.getLogger("notifyq.broker")
 

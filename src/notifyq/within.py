@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
-from notifyq.borrowed import borrow
-from notifyq.publisher import Publisher
+from notifyq.database.external import borrow
+from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
-    from notifyq.borrowed import Awaited, Blocking, Borrowed
-    from notifyq.options import ManyOptions, MessageOptions
+    from notifyq.database.external import Awaited, Blocking, Borrowed
+    from notifyq.queues.publish_options import ManyOptions, MessageOptions
 
 __all__ = ["publish", "publish_many"]
 

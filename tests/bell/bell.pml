@@ -1,6 +1,6 @@
 /* The bell of an attended queue: PUBLISHERS x MESSAGES messages, WORKERS with CAP slots each.
  *
- * The key K of db/init/23_attend.sql: a worker that attends holds it exclusively. A publisher tries
+ * The key K of db/init/common/notify.sql: a worker that attends holds it exclusively. A publisher tries
  * to share it after its row is written, that is, after its transaction has a number: refused, it
  * stays silent; granted, it rings after the commit. A worker that stops attending releases K, waits
  * for every transaction that has a number then, and looks a last time before it sleeps. A worker

@@ -7,7 +7,7 @@ import io
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from database import rows, until
-from notifyq import sql
+from notifyq.database import sql
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ async def settled(session: Connection, since: str) -> bool:
 class Sleeper:
     """A worker with slots for everything, taken apart: attend, look, leave, last look.
 
-    It is the protocol of 23_attend.sql with nothing around it. Whatever the order of steps, it ends
+    It is the protocol of common/notify.sql with nothing around it. Whatever the order of steps, it ends
     asleep, having claimed everything, or a bell rings after its last look began.
     """
 

@@ -21,7 +21,7 @@ from database import (
     until_blocked,
     value,
 )
-from notifyq.embedded import Server, debian_binaries, wheel_binaries
+from notifyq.server import Server, debian_binaries, wheel_binaries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,8 +13,10 @@ import pytest
 
 from bell.protocol import waiting
 from database import publish, rows, until
-from notifyq import App, attendance, sql
-from notifyq.events import QueueAttended, QueueUnattended
+from notifyq import App
+from notifyq.database import sql
+from notifyq.notify import poller
+from notifyq.telemetry import QueueAttended, QueueUnattended
 from worker.running import Events, working
 
 if TYPE_CHECKING:
@@ -50,9 +52,9 @@ async def app(database: str) -> AsyncIterator[App]:
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers attend at the first sign of load and leave soon, to do it as often as can be."""
     monkeypatch.setattr(sql, "ATTEND", "select messages.attend(queue => $1, eager => true)")
-    monkeypatch.setattr(attendance, "_LOADED", 1)
-    monkeypatch.setattr(attendance, "_LINGER", 0.03)
-    monkeypatch.setattr(attendance, "_RETRY_ATTEND", 0.02)
+    monkeypatch.setattr(poller, "_LOADED", 1)
+    monkeypatch.setattr(poller, "_LINGER", 0.03)
+    monkeypatch.setattr(poller, "_RETRY_ATTEND", 0.02)
 
 
 async def publish_at_random(session: Connection, seed: int, seconds: float) -> int:

@@ -14,8 +14,8 @@ from cli.programs import Running
 from database import until
 from metrics.scrapes import Scrape, get, scrape
 from notifyq.broker import Broker
-from notifyq.events import BrokerLost, BrokerStarted
-from notifyq.metrics import BrokerMetrics
+from notifyq.operations.metrics import BrokerMetrics
+from notifyq.telemetry import BrokerLost, BrokerStarted
 
 if TYPE_CHECKING:
     from database import Connection

@@ -15,7 +15,7 @@ from broker.procedures import is_running, prepare, register, seen, send, until_s
 from database import install, session, until
 from notifyq.broker import Broker
 from notifyq.config import BrokerSettings
-from notifyq.events import (
+from notifyq.telemetry import (
     BrokerLost,
     BrokerStarted,
     BrokerStopped,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from database import Connection
-    from notifyq.embedded import Server
+    from notifyq.server import Server
 
 # So that what wakes a broker can only be the bell.
 DEAF = BrokerSettings.load(poll=timedelta(minutes=10))

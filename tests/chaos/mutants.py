@@ -104,8 +104,8 @@ _REAPED_LATER = f"""
 _JOIN = "on e.id = g.id and e.lock_token = g.lock_token"
 
 _UNFENCED = (
-    Edit("20_internal.sql", _FENCE, " and m.state = _archive.state"),
-    Edit("20_internal.sql", _JOIN, "on e.id = g.id"),
+    Edit("common/checks.sql", _FENCE, " and m.state = _archive.state"),
+    Edit("common/checks.sql", _JOIN, "on e.id = g.id"),
 )
 
 MUTANTS = (
@@ -115,23 +115,23 @@ MUTANTS = (
         "the reaper looks first, and archives and deletes later", "finish_while_reaping", "I2",
         (
             Edit(
-                "50_upkeep.sql",
+                "maintenance/maintain.sql",
                 "limit reap.quantity\n    for update skip locked",
                 "limit reap.quantity",
             ),
             Edit(
-                "50_upkeep.sql",
+                "maintenance/maintain.sql",
                 "  v_tokens bigint[];",
                 "  v_tokens bigint[];\n  v_expired messages.message[];",
             ),
-            Edit("50_upkeep.sql", _REAP_RETRY, _REAPED_LATER),
+            Edit("maintenance/maintain.sql", _REAP_RETRY, _REAPED_LATER),
         ),
     ),
     Mutant(
         "a claim locks no row before it takes it", "two_claimers", "I5",
         (
             Edit(
-                "24_look.sql",
+                "queue/find.sql",
                 "limit _look.quantity - cardinality(v_ids)\n      for update skip locked",
                 "limit _look.quantity - cardinality(v_ids)",
             ),
@@ -141,7 +141,7 @@ MUTANTS = (
         "publishers are always silent", "bells_only", "I9",
         (
             Edit(
-                "40_triggers.sql",
+                "queue/insert.sql",
                 "when (pg_try_advisory_xact_lock_shared(hashtextextended(new.queue, 7305427004)))",
                 "when (false)",
             ),
@@ -151,13 +151,13 @@ MUTANTS = (
         "dead messages are read by id", "late_commit", "I8",
         (
             Edit(
-                "60_inspect.sql",
+                "operations/inspect.sql",
                 "d.xid >= pg_snapshot_xmin(dead_since.seen)",
                 "d.id > concat('0', current_setting('notifyq.last_dead', true))::bigint",
             ),
-            Edit("60_inspect.sql", "not pg_visible_in_snapshot(d.xid, dead_since.seen)", "true"),
+            Edit("operations/inspect.sql", "not pg_visible_in_snapshot(d.xid, dead_since.seen)", "true"),
             Edit(
-                "60_inspect.sql",
+                "operations/inspect.sql",
                 "  order by d.archived_at, d.id;\n",
                 "  order by d.archived_at, d.id;\n"
                 "  perform set_config('notifyq.last_dead', max(d.id)::text, false)\n"
@@ -167,40 +167,40 @@ MUTANTS = (
     ),
     Mutant(
         "an extension shows no token", "zombies", "I5",
-        (Edit("33_hold.sql", _HOLD_FENCE, " and m.state = 'locked'"),),
+        (Edit("queue/settle.sql", _HOLD_FENCE, " and m.state = 'locked'"),),
     ),
     Mutant(
         "tokens never rise", "storm", "I4",
         (
-            Edit("31_claim.sql", _CLAIM_TOKEN, _CLAIM_TOKEN.replace(" + 1", "")),
-            Edit("32_finish.sql", _RETRY_TOKEN, _RETRY_TOKEN.replace(" + 1", "")),
-            Edit("33_hold.sql", _RELEASE_TOKEN, _RELEASE_TOKEN.replace(" + 1", "")),
+            Edit("queue/claim.sql", _CLAIM_TOKEN, _CLAIM_TOKEN.replace(" + 1", "")),
+            Edit("queue/finish.sql", _RETRY_TOKEN, _RETRY_TOKEN.replace(" + 1", "")),
+            Edit("queue/settle.sql", _RELEASE_TOKEN, _RELEASE_TOKEN.replace(" + 1", "")),
         ),
     ),
     Mutant(
         "the archive takes a copy and leaves the message", "storm", "I1",
         (
             Edit(
-                "20_internal.sql",
+                "common/checks.sql",
                 "delete from only messages.message as m",
                 "select m.* from messages.message as m",
             ),
-            Edit("20_internal.sql", "\n    returning m.*", ""),
+            Edit("common/checks.sql", "\n    returning m.*", ""),
         ),
     ),
     Mutant(
         "a rejected message is deleted and not archived", "storm", "lost",
-        (Edit("20_internal.sql", _JOIN, f"{_JOIN} and e.status <> 'rejected'"),),
+        (Edit("common/checks.sql", _JOIN, f"{_JOIN} and e.status <> 'rejected'"),),
     ),
     Mutant(
         "attempts are not counted", "poison", "I6",
-        (Edit("31_claim.sql", _CLAIM_ATTEMPTS, _CLAIM_ATTEMPTS.replace(" + 1", "")),),
+        (Edit("queue/claim.sql", _CLAIM_ATTEMPTS, _CLAIM_ATTEMPTS.replace(" + 1", "")),),
     ),
     Mutant(
         "a payload loses a field", "storm", "I7",
         (
             Edit(
-                "30_publish.sql",
+                "queue/publish.sql",
                 "publish.queue, publish.message, coalesce(publish.priority, 0)",
                 "publish.queue, publish.message - 'n', coalesce(publish.priority, 0)",
             ),
@@ -210,7 +210,7 @@ MUTANTS = (
         "a lock counts from the start of the transaction", "old_transaction", "I5",
         (
             Edit(
-                "31_claim.sql",
+                "queue/claim.sql",
                 "    v_now := clock_timestamp();\n    return query",
                 "    v_now := now();\n    return query",
             ),
@@ -218,13 +218,13 @@ MUTANTS = (
     ),
     Mutant(
         "the reaper does not ask whether a lock has expired", "storm", "I5",
-        (Edit("50_upkeep.sql", "\n      and m.lock_expires_at <= v_now", ""),),
+        (Edit("maintenance/maintain.sql", "\n      and m.lock_expires_at <= v_now", ""),),
     ),
     Mutant(
         "a finish always says that it was in time", "zombies", "false_acknowledgement",
         (
             Edit(
-                "32_finish.sql",
+                "queue/finish.sql",
                 "  return exists (\n    select from messages._archive(",
                 "  return true or exists (\n    select from messages._archive(",
             ),

@@ -20,7 +20,7 @@ from notifyq.chaos.final import Final, Row
 from notifyq.chaos.history import History
 from notifyq.chaos.kept import keep
 from notifyq.cli import main as cli
-from notifyq.embedded import wheel_binaries
+from notifyq.server import wheel_binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from notifyq import App, Message
-from notifyq.events import MessageFinished
-from notifyq.inbox import Inbox
-from notifyq.model import Success
+from notifyq.models.outcome import Success
+from notifyq.queues.claim_client import ClaimClient
+from notifyq.telemetry import MessageFinished
 from worker.running import Events, working
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ async def test_of_two_locks_of_one_worker_only_the_newer_one_has_finished_the_me
     await connection.execute("select messages.publish('default', '1')")
     await connection.execute("select messages.alter_queue('default', max_attempts => 2)")
     async with App(database) as app:
-        inbox = Inbox(app.database, "me")
+        inbox = ClaimClient(app.database, "me")
         [old] = await inbox.claim(["default"], 1, lock_timeout=timedelta(milliseconds=1))
         # Over at once, whatever the queue's backoff.
         await connection.execute("""

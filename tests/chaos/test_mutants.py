@@ -47,6 +47,6 @@ async def test_the_checker_refuses(
 
 @pytest.mark.parametrize("old", ["no such piece", "select"], ids=["gone", "ambiguous"])
 async def test_a_mutant_that_applies_no_more_is_an_error(connection: Connection, old: str) -> None:
-    mutant = Mutant("stale", "storm", "I1", (Edit("20_internal.sql", old, ""),))
+    mutant = Mutant("stale", "storm", "I1", (Edit("common/checks.sql", old, ""),))
     with pytest.raises(AssertionError, match="the mutant no longer applies"):
         await mutant.apply(connection)

@@ -15,7 +15,7 @@ from notifyq.chaos.kinds import payload
 from notifyq.chaos.recovery import percentile, recoveries
 from notifyq.chaos.report import Report, Row
 from notifyq.chaos.run import Run
-from notifyq.embedded import wheel_binaries
+from notifyq.server import wheel_binaries
 
 if TYPE_CHECKING:
     from pathlib import Path

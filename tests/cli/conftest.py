@@ -11,7 +11,7 @@ import pytest
 from cli.advice import pasted, try_out
 from cli.programs import Notifyq
 from database import session
-from notifyq.doctor import Finding
+from notifyq.operations.doctor import Finding
 from notifyq.testing.plugin import cloned
 
 if TYPE_CHECKING:

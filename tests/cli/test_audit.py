@@ -13,7 +13,7 @@ import pytest
 from cli.test_listing import archive
 from cli.test_refusals import with_login
 from database import session
-from notifyq.masks import Masks, redacted
+from notifyq.operations.masks import Masks, redacted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -14,7 +14,7 @@ import pytest
 from cli.programs import NOTIFYQ, Running, Terminal, environment
 from database import rows, session, until
 from notifyq import App, ConfigurationError, Json, QueueNotFoundError
-from notifyq.publisher import Publisher
+from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

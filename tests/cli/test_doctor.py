@@ -14,8 +14,8 @@ import pytest
 
 from database import publish, session
 from notifyq.config import with_database
-from notifyq.database import connect as connect_ours
-from notifyq.doctor import (
+from notifyq.database.pool import connect as connect_ours
+from notifyq.operations.doctor import (
     Finding,
     Level,
     access,
@@ -26,8 +26,8 @@ from notifyq.doctor import (
     streams,
     upkeep,
 )
-from notifyq.doctor.examination import CHECKS
-from notifyq.doctor.finding import Look, lasting
+from notifyq.operations.doctor.examination import CHECKS
+from notifyq.operations.doctor.finding import Look, lasting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

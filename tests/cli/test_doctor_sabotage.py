@@ -19,9 +19,18 @@ from urllib.parse import urlsplit
 import pytest
 
 from database import ROOT, install, open_session, publish, session, until
-from notifyq import monitor
-from notifyq.doctor import CHECKS, Finding, Level, activity, examine, mend, steps, storage
-from notifyq.doctor.bugs import BUGS
+from notifyq.operations import monitor
+from notifyq.operations.doctor import (
+    CHECKS,
+    Finding,
+    Level,
+    activity,
+    examine,
+    mend,
+    steps,
+    storage,
+)
+from notifyq.operations.doctor.bugs import BUGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

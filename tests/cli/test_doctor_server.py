@@ -17,18 +17,18 @@ import pytest
 from cli.test_doctor_sabotage import found
 from database import install, open_session, session, until
 from notifyq.config import with_database
-from notifyq.doctor import Finding, Level, activity, mend, storage
-from notifyq.embedded import wheel_binaries
-from notifyq.embedded.binaries import clean_environment, reachable
-from notifyq.embedded.folder import Folder
 from notifyq.errors import DatabaseUnavailableError
+from notifyq.operations.doctor import Finding, Level, activity, mend, storage
+from notifyq.server import wheel_binaries
+from notifyq.server.binaries import clean_environment, reachable
+from notifyq.server.folder import Folder
 from servers import kept_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from notifyq.embedded import Server
+    from notifyq.server import Server
 
 pytestmark = pytest.mark.usefixtures("advice_that_works")
 

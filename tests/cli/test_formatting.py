@@ -12,9 +12,9 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from notifyq.cli.common import cell, duration, instant, printable, span, when
 from notifyq.cli.demo import without_password
-from notifyq.payload import check_json
+from notifyq.cli.output import cell, duration, instant, printable, span, when
+from notifyq.models.payload import check_json
 
 if TYPE_CHECKING:
     from database import Connection

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 # What speaks of SQL and no command can meet: of batches, procedures and tables of the caller's.
 _SQL_ONLY = {
-    "78_batches.sql", "87_broker.sql", "88_capture.sql", "88b_captures.sql", "88c_uncapture.sql",
-    "91_settle.sql", "63_owned.sql", "96_run_broker.sql", "96b_start_broker.sql", "57_enqueue.sql",
-    "39_payload.sql", "27_origin.sql", "78b_next_batch.sql", "01_schema.sql",
+    "stream/batches.sql", "stream/broker.sql", "stream/capture.sql", "stream/captures.sql", "stream/captures.sql",
+    "stream/settle.sql", "queue/owned.sql", "stream/broker_loop.sql", "stream/broker_loop.sql", "queue/typed.sql",
+    "queue/checks.sql", "common/positions.sql", "stream/batches.sql", "bootstrap/schema.sql",
 }  # fmt: skip
 _FUNCTION = re.compile(r"messages\.\w+\(|\bselect \w|\b[a-z_]+\(\)|=> ")
 

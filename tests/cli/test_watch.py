@@ -14,7 +14,7 @@ import pytest
 
 from cli.programs import Running
 from database import install, open_session, session, until
-from notifyq.embedded import Server, debian_binaries, wheel_binaries
+from notifyq.server import Server, debian_binaries, wheel_binaries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,8 +13,8 @@ from cli.programs import Terminal
 from cli.test_listing import archive, plain
 from database import session
 from notifyq.cli.chaos import _print_list
-from notifyq.cli.common import out, print_table
 from notifyq.cli.main import tree
+from notifyq.cli.output import out, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

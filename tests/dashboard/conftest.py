@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from database import publish, rows
-from notifyq.dashboard import create_app
+from notifyq.operations.dashboard import create_app
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

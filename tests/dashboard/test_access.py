@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from dashboard.conftest import BASE, Browser, Open
-from notifyq.dashboard import User, Users, create_app, hash_password
-from notifyq.dashboard.access import LIFE, Attempts, Session, Sessions, write_user
-from notifyq.dashboard.serve import check_place
 from notifyq.errors import ConfigurationError
+from notifyq.operations.dashboard import User, Users, create_app, hash_password
+from notifyq.operations.dashboard.access import LIFE, Attempts, Session, Sessions, write_user
+from notifyq.operations.dashboard.serve import check_place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -243,7 +243,7 @@ async def _logged_out(browser: Browser, _: Path) -> None:
 
 async def _expired(browser: Browser, _: Path) -> None:
     at = time.time() + LIFE + 1
-    browser.app.state.clock.setattr("notifyq.dashboard.access.time.time", lambda: at)
+    browser.app.state.clock.setattr("notifyq.operations.dashboard.access.time.time", lambda: at)
 
 
 async def _changed(_: Browser, file: Path) -> None:

@@ -14,10 +14,10 @@ from starlette.routing import Route
 from dashboard.conftest import die
 from database import end_sessions, publish, session, until
 from notifyq.config import with_database
-from notifyq.dashboard import create_app
-from notifyq.dashboard.live import Live
-from notifyq.database import Database
+from notifyq.database.pool import Database
 from notifyq.errors import DatabaseUnavailableError
+from notifyq.operations.dashboard import create_app
+from notifyq.operations.dashboard.live import Live
 
 if TYPE_CHECKING:
     from dashboard.conftest import Browser, Open

@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 from playwright.async_api import async_playwright, expect
 
-from notifyq.dashboard import create_app
-from notifyq.dashboard.serve import bind
+from notifyq.operations.dashboard import create_app
+from notifyq.operations.dashboard.serve import bind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

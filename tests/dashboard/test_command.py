@@ -49,7 +49,7 @@ def test_without_its_packages_it_says_which(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFYQ_DSN", "postgresql://127.0.0.1:1/none")
-    for name in ("uvicorn", "notifyq.dashboard.serve"):
+    for name in ("uvicorn", "notifyq.operations.dashboard.serve"):
         monkeypatch.setitem(sys.modules, name, None)
     assert cli._invoke(["dashboard"], debug=False) == 1
     assert "pip install 'notifyq[dashboard]'" in capsys.readouterr().err

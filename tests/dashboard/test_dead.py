@@ -10,7 +10,7 @@ import pytest
 
 from dashboard.conftest import die
 from database import rows, value
-from notifyq.dashboard.pages import dead
+from notifyq.operations.dashboard.pages import dead
 
 if TYPE_CHECKING:
     from dashboard.conftest import Browser

@@ -13,7 +13,7 @@ from markupsafe import escape
 
 from dashboard.conftest import die
 from database import archived, claim_one, live, make_due, publish, rows, value
-from notifyq.dashboard import Masks
+from notifyq.operations.dashboard import Masks
 
 if TYPE_CHECKING:
     from dashboard.conftest import Browser, Open

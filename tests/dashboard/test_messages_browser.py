@@ -14,7 +14,7 @@ from playwright.async_api import async_playwright, expect
 
 from dashboard.conftest import die
 from database import publish, rows, value
-from notifyq.dashboard import create_app
+from notifyq.operations.dashboard import create_app
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notifyq.admin import Policy
-from notifyq.dashboard.policy import FIELDS
+from notifyq.operations.dashboard.policy import FIELDS
+from notifyq.queues.admin import Policy
 
 if TYPE_CHECKING:
     from dashboard.conftest import Browser

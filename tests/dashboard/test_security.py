@@ -12,9 +12,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from dashboard.conftest import BASE
-from notifyq.dashboard import Masks, Users
-from notifyq.dashboard.templating import clean
-from notifyq.masks import HIDDEN, redacted_statement
+from notifyq.operations.dashboard import Masks, Users
+from notifyq.operations.dashboard.templating import clean
+from notifyq.operations.masks import HIDDEN, redacted_statement
 
 if TYPE_CHECKING:
     from dashboard.conftest import Browser, Open

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from notifyq.demo.run import Outcome
-from notifyq.model import ArchivedMessage
+from notifyq.models.message import ArchivedMessage
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -15,12 +15,12 @@ from pydantic_core import PydanticUndefined
 import notifyq
 from database import ROOT
 from docs.pages import anchors
-from notifyq import errors, events
-from notifyq.cli.common import span
+from notifyq import errors, telemetry
 from notifyq.cli.main import app as command_line
+from notifyq.cli.output import span
 from notifyq.config import DatabaseSettings, RelaySettings, Settings, WorkerSettings
-from notifyq.registry import HandlerOptions
-from notifyq.subscribers import SubscriberOptions
+from notifyq.handlers.registry import HandlerOptions
+from notifyq.handlers.subscriber import SubscriberOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +156,7 @@ def test_every_option_of_a_subscriber_is_in_the_table() -> None:
 
 def test_every_event_is_in_the_table() -> None:
     documented = table(page("events.md"), "event")
-    kinds = {kind.__name__: kind for kind in events.Event.__subclasses__()}
+    kinds = {kind.__name__: kind for kind in telemetry.Event.__subclasses__()}
     assert documented.keys() == kinds.keys()
     for name, kind in kinds.items():
         level, names, meaning = documented[name]
@@ -185,7 +185,7 @@ def test_every_sqlstate_has_a_class_and_is_in_the_reference() -> None:
 
 
 def test_every_role_is_in_the_reference() -> None:
-    roles = set(re.findall(r"'(notifyq_\w+)'", (ROOT / "db/init/02_roles.sql").read_text()))
+    roles = set(re.findall(r"'(notifyq_\w+)'", (ROOT / "db/init/bootstrap/roles.sql").read_text()))
     assert table(page("sql.md"), "role").keys() == roles
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import notifyq
 from database import ROOT, until, value
-from notifyq.events import Event, ListenerConnected
+from notifyq.telemetry import Event, ListenerConnected
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

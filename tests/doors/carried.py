@@ -7,7 +7,7 @@ import os
 
 import asyncpg
 
-from notifyq.taskiq import NotifyqBroker
+from notifyq.contrib.taskiq import NotifyqBroker
 
 carrier = NotifyqBroker()
 

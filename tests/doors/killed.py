@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from doors.sources import fill
-from notifyq.database import Database, connect
+from notifyq.database.pool import Database, connect
 from notifyq.importing import SYSTEMS, Transfer, transfer
 
 SYSTEM, SOURCE, HERE = sys.argv[1:]

@@ -38,7 +38,7 @@ async def test_it_is_published_if_the_transaction_commits(
     rest = await within.publish_many(
         awaited, "default", range(3), key=str, delay=timedelta(hours=1)
     )
-    monkeypatch.setattr("notifyq.publisher._LARGEST", 2)
+    monkeypatch.setattr("notifyq.queues.publisher._LARGEST", 2)
     with pytest.raises(ConfigurationError, match="at position 4"):
         await within.publish_many(awaited, "default", [2, 3, 4, "\x00", 5])
     # Of that nothing is left, and the transaction goes on.

@@ -80,7 +80,7 @@ def test_every_option_arrives(blocking: Any, watcher: Watcher) -> None:
 def test_many_are_published_with_keys_of_their_own(
     blocking: Any, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.publisher._LARGEST", 3)
+    monkeypatch.setattr("notifyq.queues.publisher._LARGEST", 3)
     ids = within.publish_many(
         blocking,
         "default",

@@ -12,7 +12,7 @@ import pytest
 
 from database import ROOT
 from doors.sources import enqueue, install, install_pgqueuer
-from notifyq.database import Database, connect
+from notifyq.database.pool import Database, connect
 from notifyq.importing import SYSTEMS, Transfer
 
 if TYPE_CHECKING:

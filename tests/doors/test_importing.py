@@ -11,7 +11,7 @@ import pytest
 
 from database import Connect, Connection, session, value
 from doors.sources import enqueue, install_pgmq, install_pgqueuer, install_procrastinate, send
-from notifyq.database import Database, connect
+from notifyq.database.pool import Database, connect
 from notifyq.errors import AccessDeniedError, ConfigurationError
 from notifyq.importing import SYSTEMS, Census, Summary, Transfer
 

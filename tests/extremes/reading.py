@@ -9,9 +9,9 @@ from urllib.parse import quote
 import httpx
 from prometheus_client import CollectorRegistry, generate_latest
 
-from notifyq.dashboard import create_app
-from notifyq.dashboard.pages import SECTIONS
-from notifyq.metrics import DatabaseMetrics
+from notifyq.operations.dashboard import create_app
+from notifyq.operations.dashboard.pages import SECTIONS
+from notifyq.operations.metrics import DatabaseMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

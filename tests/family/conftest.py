@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from database import Connection
-    from notifyq.embedded import Server
+    from notifyq.server import Server
 
 _numbers = itertools.count(1)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from family.conftest import Mortal
-    from notifyq.embedded import Server
+    from notifyq.server import Server
 
 ARTICLE = """
     delete from messages.message

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from database import Connect, Connection
     from family.conftest import Mortal
-    from notifyq.embedded import Server
+    from notifyq.server import Server
 
 EXACT = {
     "bytea": r"'\x00ff'",

@@ -27,8 +27,8 @@ from database import (
 )
 from family.conftest import Mortal
 from notifyq import App, Message
-from notifyq.embedded import Server
-from notifyq.events import ListenerConnected, ListenerLost, MessageFinished
+from notifyq.server import Server
+from notifyq.telemetry import ListenerConnected, ListenerLost, MessageFinished
 from sql.test_cron import cron_connection  # noqa: F401  a fixture
 from worker.running import Events, statuses, until_calm, working
 

@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from cli.programs import Running
 from database import ROOT, until
 from metrics.scrapes import Scrape, scrape
-from notifyq import monitor
-from notifyq.metrics import DatabaseMetrics, WorkerMetrics
-from notifyq.metrics import database as module
-from notifyq.metrics.families import FIGURES
+from notifyq.operations import monitor
+from notifyq.operations.metrics import DatabaseMetrics, WorkerMetrics
+from notifyq.operations.metrics import database as module
+from notifyq.operations.metrics.families import FIGURES
 
 if TYPE_CHECKING:
     from database import Connection

@@ -17,7 +17,7 @@ import pytest
 from database import ROOT, until
 from metrics.alerts import CASES
 from metrics.scrapes import Scrape, get, scrape
-from notifyq.metrics import (
+from notifyq.operations.metrics import (
     BrokerMetrics,
     DatabaseMetrics,
     RelayMetrics,

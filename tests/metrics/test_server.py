@@ -15,8 +15,8 @@ import pytest
 from cli.programs import Running
 from metrics.scrapes import get, scrape
 from notifyq import ConfigurationError
-from notifyq.events import WorkerStopping
-from notifyq.metrics import WorkerMetrics, server, start_server
+from notifyq.operations.metrics import WorkerMetrics, server, start_server
+from notifyq.telemetry import WorkerStopping
 from worker.running import Events, working
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from database import ROOT
 from metrics.scrapes import Scrape, get, scrape
 from notifyq import Reject
-from notifyq.events import (
+from notifyq.operations.metrics import BrokerMetrics, RelayMetrics, WorkerMetrics, start_server
+from notifyq.telemetry import (
     BatchFinished,
     HandlerStuck,
     ListenerConnected,
@@ -26,13 +27,12 @@ from notifyq.events import (
     StreamAttended,
     WorkerStarted,
 )
-from notifyq.metrics import BrokerMetrics, RelayMetrics, WorkerMetrics, start_server
 from worker.running import Events, working
 
 if TYPE_CHECKING:
     from database import Connection
     from notifyq import App
-    from notifyq.metrics.sink import EventMetrics
+    from notifyq.operations.metrics.sink import EventMetrics
 
 
 def read(metrics: WorkerMetrics) -> Scrape:

@@ -12,11 +12,11 @@ import pytest
 import typer
 
 from database import catalog_lines, session
-from notifyq import migrate
+from notifyq import schema as migrate
 from notifyq.cli import schema
-from notifyq.embedded import debian_binaries
+from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import SchemaMissingError
-from notifyq.sql import SCHEMA_VERSION
+from notifyq.server import debian_binaries
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from database import INIT_FILES, ROOT, session
-from notifyq import migrate
+from notifyq import schema
+from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import SchemaError, SchemaTooNewError
-from notifyq.migrate.files import Migration
-from notifyq.sql import SCHEMA_VERSION
+from notifyq.schema.files import Migration
 
 MIGRATIONS = sorted((ROOT / "db/migrations").iterdir())
 
@@ -36,7 +36,7 @@ async def test_the_last_migration_is_the_version_that_everybody_means(database: 
     last = Migration.read(MIGRATIONS[-1]).version
     async with session(database) as connection:
         assert await connection.fetchval("select messages.version()") == last
-        assert await migrate.installed_version(connection) == last
+        assert await schema.installed_version(connection) == last
     assert last == SCHEMA_VERSION
 
 
@@ -46,13 +46,13 @@ def test_files_fit_any_encoding_of_a_database(path: Path) -> None:
 
 
 def test_files_of_a_schema_are_in_the_package_or_in_the_repository() -> None:
-    assert names(migrate.plan(None)) == names(INIT_FILES)
+    assert names(schema.plan(None)) == names(INIT_FILES)
 
 
 def test_an_upgrade_runs_migrations_first_and_leaves_state_files_out() -> None:
-    plan = names(migrate.plan(1))
+    plan = names(schema.plan(1))
     assert plan[0] == "migrations/0002_redrive.sql"
-    assert plan[len(MIGRATIONS) :] == names(migrate.plan(SCHEMA_VERSION))
+    assert plan[len(MIGRATIONS) :] == names(schema.plan(SCHEMA_VERSION))
     assert not [name for name in plan if re.match(r"init/1\d", name)]
     assert plan[-1] == "init/99_check.sql"
 
@@ -60,12 +60,12 @@ def test_an_upgrade_runs_migrations_first_and_leaves_state_files_out() -> None:
 def test_there_is_no_way_back_from_a_later_version() -> None:
     known = f"version 99 is installed, this notifyq knows {SCHEMA_VERSION}"
     with pytest.raises(SchemaTooNewError, match=known):
-        migrate.plan(99)
+        schema.plan(99)
 
 
 def test_a_folder_without_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="there are no SQL files"):
-        migrate.plan(None, tmp_path)
+        schema.plan(None, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_a_folder_without_files_is_an_error(tmp_path: Path) -> None:
 def test_a_migration_without_name_or_header_is_an_error(root: Path, name: str, header: str) -> None:
     (root / "migrations" / name).write_text(header)
     with pytest.raises(SchemaError, match=f"{name} has not the name or not the header"):
-        migrate.plan(None, root)
+        schema.plan(None, root)

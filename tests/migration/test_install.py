@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from database import Connection, catalog_lines, session
-from notifyq import migrate
+from notifyq import schema
+from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import AccessDeniedError, SchemaError, SchemaMissingError
-from notifyq.migrate.state import check_rights
-from notifyq.sql import SCHEMA_VERSION
+from notifyq.schema.state import check_rights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,18 +23,18 @@ async def catalog(dsn: str) -> list[str]:
 
 async def test_an_install_is_whole(empty_database: str, database: str) -> None:
     async with session(empty_database) as connection:
-        report = await migrate.install(connection)
-        assert await migrate.installed_version(connection) == SCHEMA_VERSION
+        report = await schema.install(connection)
+        assert await schema.installed_version(connection) == SCHEMA_VERSION
     assert (report.before, report.version, report.is_changed) == (None, SCHEMA_VERSION, True)
     assert report.database in empty_database
-    assert report.files == tuple(migrate.plan(None))
+    assert report.files == tuple(schema.plan(None))
     assert await catalog(empty_database) == await catalog(database)
 
 
 async def test_a_second_install_changes_nothing(database: str) -> None:
     before = await catalog(database)
     async with session(database) as connection:
-        report = await migrate.install(connection)
+        report = await schema.install(connection)
     assert (report.before, report.version) == (SCHEMA_VERSION, SCHEMA_VERSION)
     assert not report.is_changed
     assert await catalog(database) == before
@@ -43,7 +43,7 @@ async def test_a_second_install_changes_nothing(database: str) -> None:
 async def test_only_what_the_user_should_know_is_reported(empty_database: str) -> None:
     async with session(empty_database) as connection:
         for _ in range(2):
-            report = await migrate.install(connection)
+            report = await schema.install(connection)
             assert report.notices == (
                 "pg_cron does not serve this database: the workers do the upkeep",
             )
@@ -53,10 +53,10 @@ async def test_an_install_that_was_broken_off_is_completed(
     empty_database: str, database: str
 ) -> None:
     async with session(empty_database) as connection:
-        for path in migrate.plan(None)[:9]:
+        for path in schema.plan(None)[:9]:
             await connection.execute(path.read_text())
-        assert await migrate.installed_version(connection) is None
-        assert (await migrate.install(connection)).before is None
+        assert await schema.installed_version(connection) is None
+        assert (await schema.install(connection)).before is None
     assert await catalog(empty_database) == await catalog(database)
 
 
@@ -64,14 +64,14 @@ async def test_an_install_is_repaired(database: str) -> None:
     before = await catalog(database)
     async with session(database) as connection:
         await connection.execute("drop index messages.message_waiting_idx")
-        await migrate.install(connection)
+        await schema.install(connection)
     assert await catalog(database) == before
 
 
 async def test_there_is_nothing_to_upgrade_in_an_empty_database(empty_database: str) -> None:
     async with session(empty_database) as connection:
         with pytest.raises(SchemaMissingError, match=r"not installed in database .*`notifyq init`"):
-            await migrate.upgrade(connection)
+            await schema.upgrade(connection)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ async def test_the_schema_of_someone_else_is_not_touched(empty_database: str, th
     async with session(empty_database) as connection:
         await connection.execute(f"create schema messages; create {thing}")
         before = await catalog_lines(connection)
-        for action in (migrate.install, migrate.upgrade, migrate.installed_version):
+        for action in (schema.install, schema.upgrade, schema.installed_version):
             with pytest.raises(SchemaError, match="is not that of notifyq"):
                 await action(connection)
         assert await catalog_lines(connection) == before
@@ -97,16 +97,16 @@ async def test_a_user_without_rights_is_told_what_to_do(empty_database: str, rol
             match=f"^user {role} may not create schema messages in database {name}: run as its "
             f"owner or `grant create on database {name} to {role}`$",
         ):
-            await migrate.install(connection)
+            await schema.install(connection)
         await connection.execute("reset role")
         await connection.execute(f"grant create on database {name} to {role}")
         await connection.execute(f"set role {role}")
-        await migrate.install(connection)
+        await schema.install(connection)
         await connection.execute("reset role")
         await connection.execute(f"revoke create on database {name} from {role}")
         await connection.execute(f"set role {role}")
         # The owner of the schema needs no right to create others.
-        for action in (migrate.install, migrate.upgrade):
+        for action in (schema.install, schema.upgrade):
             assert not (await action(connection)).is_changed
         await connection.execute("reset role")
 
@@ -114,17 +114,17 @@ async def test_a_user_without_rights_is_told_what_to_do(empty_database: str, rol
 async def test_an_owner_may_prepare_an_empty_schema(empty_database: str, role: str) -> None:
     async with session(empty_database) as connection:
         await connection.execute(f"create schema messages authorization {role}; set role {role}")
-        assert (await migrate.install(connection)).before is None
+        assert (await schema.install(connection)).before is None
         await connection.execute("reset role")
 
 
 async def test_only_the_owner_may_change_the_schema(empty_database: str, role: str) -> None:
     async with session(empty_database) as connection:
-        await migrate.install(connection)
+        await schema.install(connection)
         for grants in ("select", f"grant notifyq_reader to {role}"):
             await connection.execute(grants)
             await connection.execute(f"set role {role}")
-            for action in (migrate.install, migrate.upgrade):
+            for action in (schema.install, schema.upgrade):
                 with pytest.raises(
                     AccessDeniedError,
                     match="run as its owner, notifyq_owner: as a superuser, or as a member of that",
@@ -140,8 +140,8 @@ async def test_a_right_that_is_missing_inside_a_file_is_named(
         await connection.execute(f"alter schema messages owner to {role}")
         await connection.execute(f"grant select on messages.schema_version to {role}")
         await connection.execute(f"set role {role}")
-        with pytest.raises(AccessDeniedError, match=r"01_schema.sql: must be owner of .*superuser"):
-            await migrate.upgrade(connection, root)
+        with pytest.raises(AccessDeniedError, match=r"bootstrap/schema.sql: must be owner of .*superuser"):
+            await schema.upgrade(connection, root)
         await connection.execute("reset role")
         await connection.execute("alter schema messages owner to current_user")
         await connection.execute(f"drop owned by {role}")
@@ -152,7 +152,7 @@ async def test_a_read_only_session_is_refused(empty_database: str) -> None:
         empty_database, server_settings={"default_transaction_read_only": "on"}
     ) as connection:
         with pytest.raises(SchemaError, match="transactions are read-only here"):
-            await migrate.install(connection)
+            await schema.install(connection)
 
 
 def test_a_standby_is_refused() -> None:
@@ -166,7 +166,7 @@ async def test_an_old_server_is_refused() -> None:
             return {"server_number": 140002, "server_version": "14.2 (Debian 14.2-1)"}
 
     with pytest.raises(SchemaError, match=r"^PostgreSQL 15 or newer is needed, this is 14\.2$"):
-        await migrate.installed_version(cast("Connection", OldServer()))
+        await schema.installed_version(cast("Connection", OldServer()))
 
 
 async def test_settings_of_the_session_do_not_matter(empty_database: str, database: str) -> None:
@@ -189,7 +189,7 @@ async def test_settings_of_the_session_do_not_matter(empty_database: str, databa
             "create function trap.format(text, text) returns text language plpgsql as "
             "$$ begin raise exception 'trapped'; end; $$"
         )
-        assert (await migrate.install(connection)).notices
+        assert (await schema.install(connection)).notices
         assert await connection.fetchval("show search_path") == "trap, public"
         await connection.execute("drop schema trap cascade")
     assert await catalog(empty_database) == await catalog(database)

@@ -9,10 +9,10 @@ import pytest
 
 from database import ROOT, publish, session, until
 from migration.programs import APP, running
-from notifyq import App, migrate
+from notifyq import App, schema
+from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import SchemaError, SchemaTooNewError
-from notifyq.events import MessageFinished, UpkeepDone
-from notifyq.sql import SCHEMA_VERSION
+from notifyq.telemetry import MessageFinished, UpkeepDone
 from worker.running import Events, working
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ REFUSED = (
 def replace(root: Path, *, serves: int, drops: str = "") -> None:
     """Make the files of the next version; its contract step may drop a function."""
     (root / f"migrations/{NEXT:04}_next.sql").write_text("-- breaking: no\n-- needs: owner\n")
-    source = root / "init/01_schema.sql"
+    source = root / "init/bootstrap/schema.sql"
     version, between, rest = source.read_text().split("  select ", 2)
     between = between.replace(f"{SCHEMA_VERSION};", f"{NEXT};", 1)
     oldest = rest.partition(";")[2]
@@ -43,7 +43,7 @@ def replace(root: Path, *, serves: int, drops: str = "") -> None:
 
 
 async def upgrade(connection: Connection, root: Path) -> None:
-    assert (await migrate.upgrade(connection, root)).version == NEXT
+    assert (await schema.upgrade(connection, root)).version == NEXT
 
 
 async def count(connection: Connection) -> tuple[int, int]:
@@ -59,7 +59,7 @@ async def count(connection: Connection) -> tuple[int, int]:
 async def replaced(empty_database: str) -> AsyncIterator[Connection]:
     """Give the owner's session in a database whose schema the test replaces."""
     async with session(empty_database) as connection:
-        await migrate.install(connection)
+        await schema.install(connection)
         yield connection
 
 

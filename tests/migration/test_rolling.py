@@ -15,8 +15,8 @@ import pytest
 
 from database import ROOT, session, until
 from migration.programs import APP, running
-from notifyq import migrate
-from notifyq.sql import SCHEMA_VERSION
+from notifyq import schema
+from notifyq.database.sql import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
         assert await init.ended() == 0, init.said
     async with session(empty_database) as connection, session(empty_database) as owner:
         load = Load(connection)
-        assert await migrate.installed_version(owner) == 3
+        assert await schema.installed_version(owner) == 3
         with running(tmp_path, new, *worker) as early:
             assert await early.ended() == 1
             assert f"version 3 of the schema is installed, {SCHEMA_VERSION} is needed" in early.said
@@ -107,7 +107,7 @@ async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
             await before.says("WorkerStarted")
             async with asyncio.TaskGroup() as group:
                 group.create_task(load.go_on())
-                report = await migrate.upgrade(owner)
+                report = await schema.upgrade(owner)
             assert (report.before, report.version) == (3, SCHEMA_VERSION)
             assert load.refused <= 1
             with running(tmp_path, new, *worker) as after:

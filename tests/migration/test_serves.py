@@ -20,10 +20,10 @@ from migration.packages import (
     UNSAID,
     Package,
 )
-from notifyq.admin import check_versions
+from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import SchemaTooNewError, SchemaTooOldError
-from notifyq.migrate.files import Files, Migration
-from notifyq.sql import SCHEMA_VERSION
+from notifyq.queues.admin import check_versions
+from notifyq.schema.files import Files, Migration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from database import Connection, catalog_lines, install, session, until_blocked
-from notifyq import migrate
+from notifyq import schema
+from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import (
     AccessDeniedError,
     OutdatedSchemaError,
@@ -17,8 +18,7 @@ from notifyq.errors import (
     SchemaTooNewError,
     SchemaTooOldError,
 )
-from notifyq.migrate.files import BEGIN
-from notifyq.sql import SCHEMA_VERSION
+from notifyq.schema.files import BEGIN
 
 CLAIM = "select * from messages.claim($1, 10, worker => 'w')"
 LOCK = "select pg_advisory_lock(7305427003)"
@@ -52,7 +52,7 @@ async def versions(connection: Connection) -> list[int]:
 async def test_an_upgraded_database_equals_a_fresh_one(version_1: str, database: str) -> None:
     assert await catalog(version_1) != await catalog(database)
     async with session(version_1) as connection:
-        report = await migrate.upgrade(connection)
+        report = await schema.upgrade(connection)
         assert await versions(connection) == ALL_VERSIONS
     assert (report.before, report.version, report.is_changed) == (1, SCHEMA_VERSION, True)
     assert await catalog(version_1) == await catalog(database)
@@ -66,7 +66,7 @@ async def test_an_upgrade_keeps_every_row(version_1: str) -> None:
             "message": 5,
             "message_archive": 4,
         }
-        await migrate.upgrade(connection)
+        await schema.upgrade(connection)
         after = await rows(connection)
         # Their publishers have not been asked whether less would do.
         assert [queue.pop("max_bytes") for queue in after["queue"]] == 3 * [2**28]
@@ -81,7 +81,7 @@ async def test_messages_go_on_after_an_upgrade(version_1: str) -> None:
     async with session(version_1) as connection:
         held = await connection.fetchrow("select * from messages.message where state = 'locked'")
         assert held is not None
-        await migrate.upgrade(connection)
+        await schema.upgrade(connection)
         # A worker that claimed before the upgrade finishes after it.
         finish = "select messages.finish($1, $2)"
         assert await connection.fetchval(finish, held["id"], held["lock_token"])
@@ -98,9 +98,9 @@ async def test_messages_go_on_after_an_upgrade(version_1: str) -> None:
 
 async def test_a_second_upgrade_finds_nothing_to_do(version_1: str) -> None:
     async with session(version_1) as connection:
-        await migrate.upgrade(connection)
+        await schema.upgrade(connection)
         before = await catalog_lines(connection)
-        report = await migrate.upgrade(connection)
+        report = await schema.upgrade(connection)
         assert (report.before, report.version, report.is_changed) == (
             SCHEMA_VERSION,
             SCHEMA_VERSION,
@@ -112,10 +112,10 @@ async def test_a_second_upgrade_finds_nothing_to_do(version_1: str) -> None:
 
 async def test_an_upgrade_renews_functions_of_the_same_version(version_1: str) -> None:
     async with session(version_1) as connection:
-        await migrate.upgrade(connection)
+        await schema.upgrade(connection)
         before = await catalog_lines(connection)
         await connection.execute("drop function messages.dead_count(text, text)")
-        report = await migrate.upgrade(connection)
+        report = await schema.upgrade(connection)
         assert (report.before, report.version, report.is_changed) == (
             SCHEMA_VERSION,
             SCHEMA_VERSION,
@@ -135,7 +135,7 @@ async def test_of_two_upgrades_at_once_one_waits_and_finds_nothing_to_do(version
         for each in (one, two):
             # Its snapshot would be from before the wait.
             await each.execute("set default_transaction_isolation = 'serializable'")
-        upgrades = [group.create_task(migrate.upgrade(each)) for each in (one, two)]
+        upgrades = [group.create_task(schema.upgrade(each)) for each in (one, two)]
         await until_blocked(holder, one, two)
         await holder.execute("select pg_advisory_unlock_all()")
         reports = [await upgrade for upgrade in upgrades]
@@ -148,13 +148,13 @@ async def test_of_two_upgrades_at_once_one_waits_and_finds_nothing_to_do(version
 async def test_an_upgrade_gives_way_and_tries_again(
     version_1: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.migrate.BEGIN", BEGIN + "set local lock_timeout = '50ms';")
-    monkeypatch.setattr(migrate, "_PAUSES", (0.01,) * 1000)
+    monkeypatch.setattr("notifyq.schema.BEGIN", BEGIN + "set local lock_timeout = '50ms';")
+    monkeypatch.setattr(schema, "_PAUSES", (0.01,) * 1000)
     async with session(version_1) as user, session(version_1) as other, session(version_1) as one:
         begun = user.transaction()
         await begun.start()
         await user.execute("insert into messages.message (message) values ('1')")
-        upgrade = asyncio.create_task(migrate.upgrade(one))
+        upgrade = asyncio.create_task(schema.upgrade(one))
         await until_blocked(other, one)
         # The queues go on meanwhile: what waits behind the upgrade waits for a moment only.
         await other.execute("insert into messages.message (message) values ('2')")
@@ -172,7 +172,7 @@ async def test_in_a_circle_of_locks_the_upgrade_gives_way_and_not_the_publisher(
         begun = user.transaction()
         await begun.start()
         await user.execute("lock table messages.message in row exclusive mode")
-        upgrade = asyncio.create_task(migrate.upgrade(one))
+        upgrade = asyncio.create_task(schema.upgrade(one))
         await until_blocked(other, one)
         # The upgrade has the table of queues by now.
         await user.fetch("select from messages.queue")
@@ -183,13 +183,13 @@ async def test_in_a_circle_of_locks_the_upgrade_gives_way_and_not_the_publisher(
 async def test_an_upgrade_ends_where_a_transaction_does_not(
     version_1: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.migrate.BEGIN", BEGIN + "set local lock_timeout = '20ms';")
-    monkeypatch.setattr(migrate, "_PAUSES", (0.01,))
+    monkeypatch.setattr("notifyq.schema.BEGIN", BEGIN + "set local lock_timeout = '20ms';")
+    monkeypatch.setattr(schema, "_PAUSES", (0.01,))
     async with session(version_1) as user, session(version_1) as connection:
         async with user.transaction():
             await user.execute("insert into messages.message (message) values ('1')")
             with pytest.raises(SchemaError, match="a long transaction uses the tables"):
-                await migrate.upgrade(connection)
+                await schema.upgrade(connection)
         assert await versions(connection) == [1]
         assert await connection.fetchval("select messages.version()") == 1
 
@@ -208,11 +208,11 @@ async def test_a_migration_that_fails_takes_all_others_back(version_1: str, root
                 "nothing"
             ),
         ):
-            await migrate.upgrade(connection, root)
+            await schema.upgrade(connection, root)
         assert await versions(connection) == [1]
         assert await catalog_lines(connection) == before
         # The connection is as good as before.
-        assert (await migrate.upgrade(connection)).version == SCHEMA_VERSION
+        assert (await schema.upgrade(connection)).version == SCHEMA_VERSION
 
 
 async def test_each_migration_is_recorded(version_1: str, root: Path) -> None:
@@ -222,11 +222,11 @@ async def test_each_migration_is_recorded(version_1: str, root: Path) -> None:
         f"do $$ begin assert {SCHEMA_VERSION} = "
         "(select max(version) from messages.schema_version); end; $$;\n"
     )
-    source = root / "init/01_schema.sql"
+    source = root / "init/bootstrap/schema.sql"
     source.write_text(source.read_text().replace(f"select {SCHEMA_VERSION};", f"select {NEXT};"))
     async with session(version_1) as connection:
         await connection.execute("set statement_timeout = '100ms'")
-        assert (await migrate.upgrade(connection, root)).version == NEXT
+        assert (await schema.upgrade(connection, root)).version == NEXT
         assert await versions(connection) == [*ALL_VERSIONS, NEXT]
 
 
@@ -242,7 +242,7 @@ async def test_a_migration_that_needs_a_superuser_says_so(
         with pytest.raises(
             AccessDeniedError, match=f"{NEXT:04}_power.sql needs a superuser, and {role}"
         ):
-            await migrate.upgrade(connection, root)
+            await schema.upgrade(connection, root)
         await connection.execute("reset role")
 
 
@@ -256,7 +256,7 @@ async def test_what_a_superuser_adds_becomes_the_owners(
         "create view messages.seen as select 1 as one;\n"
         "create procedure messages.proceed() language sql as 'select 1';\n"
     )
-    source = root / "init/01_schema.sql"
+    source = root / "init/bootstrap/schema.sql"
     source.write_text(source.read_text().replace(f"select {SCHEMA_VERSION};", f"select {NEXT};"))
     async with session(empty_database) as connection:
         await connection.execute(f"create schema messages authorization {role}")
@@ -270,7 +270,7 @@ async def test_what_a_superuser_adds_becomes_the_owners(
             "language plpgsql as $$ begin raise exception 'trapped'; end; $$"
         )
         await connection.execute("reset role; set search_path = trap, public")
-        await migrate.upgrade(connection, root)
+        await schema.upgrade(connection, root)
         owners = await connection.fetch(
             "select distinct owner::regrole::text from (select relowner from pg_class "
             "where relnamespace = 'messages'::regnamespace union all select proowner from pg_proc "
@@ -281,7 +281,7 @@ async def test_what_a_superuser_adds_becomes_the_owners(
         # Functions that were there before, and are the role's, read the new table.
         assert await connection.fetch("select * from messages.dead_list()") == []
         await connection.execute(f"set role {role}")
-        assert not (await migrate.upgrade(connection, root)).is_changed
+        assert not (await schema.upgrade(connection, root)).is_changed
         await connection.execute("reset role")
 
 
@@ -295,7 +295,7 @@ async def test_an_install_over_an_older_version_asks_for_an_upgrade(version_1: s
                 "run `notifyq migrate`$"
             ),
         ):
-            await migrate.install(connection)
+            await schema.install(connection)
         with pytest.raises(OutdatedSchemaError, match="version 1 of the schema is installed here"):
             await install(connection)
     async with session(version_1) as connection:
@@ -308,7 +308,7 @@ async def test_a_later_version_is_left_alone(database: str) -> None:
     async with session(database) as connection:
         await connection.execute("insert into messages.schema_version values (99)")
         before = await catalog_lines(connection)
-        for action in (migrate.install, migrate.upgrade):
+        for action in (schema.install, schema.upgrade):
             with pytest.raises(SchemaTooNewError, match="version 99 is installed"):
                 await action(connection)
         with pytest.raises(OutdatedSchemaError, match="version 99 of the schema"):
@@ -333,7 +333,7 @@ async def test_an_upgrade_brings_old_rows_into_bounds(version_1: str) -> None:
             await connection.fetchval(f"select count(*) from messages.{table}")
             for table in ("queue", "message", "message_archive")
         ]
-        await migrate.upgrade(connection)
+        await schema.upgrade(connection)
         after = [
             await connection.fetchval(f"select count(*) from messages.{table}")
             for table in ("queue", "message", "message_archive")

@@ -54,44 +54,44 @@ def test_the_functions_do_what_the_model_does(server: str, template: str) -> Non
 
 MUTANTS = {
     "retry keeps the token": (
-        "32_finish.sql",
+        "queue/finish.sql",
         "lock_token = m.lock_token + 1,\n    available_at",
         "available_at",
     ),
     "the lowest priority goes first": (
-        "24_look.sql",
+        "queue/find.sql",
         "order by m.priority desc, m.id",
         "order by m.priority, m.id",
     ),
     "release burns an attempt": (
-        "33_hold.sql",
+        "queue/settle.sql",
         "attempts = m.attempts - 1,",
         "attempts = m.attempts,",
     ),
     "cancel ends what is locked": (
-        "34_take.sql",
+        "queue/settle.sql",
         "and m.state <> 'locked'\n  for update skip locked",
         "for update skip locked",
     ),
     "extend asks for no token": (
-        "33_hold.sql",
+        "queue/settle.sql",
         "select g.id, g.lock_token, 'locked'::messages.message_state\n"
         "        from unnest(extend_many.ids, extend_many.lock_tokens)",
         "select g.id, m.lock_token, 'locked'::messages.message_state\n"
         "        from unnest(extend_many.ids, extend_many.lock_tokens)",
     ),
     "the reaper counts no attempts": (
-        "50_upkeep.sql",
+        "maintenance/maintain.sql",
         "where e.attempts < q.max_attempts",
         "where e.attempts <= q.max_attempts",
     ),
     "a claim waits for no commit": (
-        "24_look.sql",
+        "queue/find.sql",
         "      limit _look.quantity - cardinality(v_ids)\n      for update skip locked",
         "      limit _look.quantity - cardinality(v_ids)",
     ),
     "a key is free too soon": (
-        "30_publish.sql",
+        "queue/publish.sql",
         "    exit when v_id is not null;\n    select m.id",
         "    exit when true;\n    select m.id",
     ),

@@ -16,9 +16,9 @@ from typing import Any
 import uvloop
 
 from database import session
-from notifyq import sql
 from notifyq.config import RelaySettings
-from notifyq.database import Database
+from notifyq.database import sql
+from notifyq.database.pool import Database
 from notifyq.relay import Relay
 
 SOURCE, TARGET = sys.argv[1:]

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from notifyq.config import DatabaseSettings, RelaySettings
-from notifyq.database import Database
+from notifyq.database.pool import Database
 from notifyq.relay import Relay, RelayStarted
 from worker.running import Events
 

@@ -11,8 +11,8 @@ from prometheus_client import generate_latest
 from cli.programs import Running
 from database import until
 from metrics.scrapes import Scrape, get, scrape
-from notifyq.database import Database
-from notifyq.metrics import RelayMetrics, start_server
+from notifyq.database.pool import Database
+from notifyq.operations.metrics import RelayMetrics, start_server
 from notifyq.relay import Relay, RelayResumed, RelayStalled, RelayStarted, RelayStopped
 
 if TYPE_CHECKING:

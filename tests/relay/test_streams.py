@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from notifyq.config import RelaySettings
-from notifyq.database import Database
+from notifyq.database.pool import Database
 from notifyq.relay import RelayMoved, StreamRelay
 from relay.relaying import drained, payloads
 from worker.running import Events

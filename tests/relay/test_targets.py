@@ -9,9 +9,8 @@ import pytest
 
 from database import open_session, session, until
 from notifyq.config import RelaySettings
-from notifyq.database import Database
+from notifyq.database.pool import Database
 from notifyq.errors import LostReceiptsError
-from notifyq.migrate import install
 from notifyq.relay import (
     Relay,
     RelayMoved,
@@ -20,13 +19,14 @@ from notifyq.relay import (
     RelayStarted,
     StreamRelay,
 )
+from notifyq.schema import install
 from relay.relaying import drained, payloads, relaying
 from worker.conftest import mortal_server  # noqa: F401  a fixture
 from worker.running import Events, statuses
 
 if TYPE_CHECKING:
     from database import Connection
-    from notifyq.embedded import Server
+    from notifyq.server import Server
 
 
 async def fill(connection: Connection, first: int, count: int) -> None:

@@ -9,9 +9,9 @@ import pytest
 from playwright.async_api import async_playwright
 
 from database import session
-from notifyq.database import Database
-from notifyq.report import gather, page
-from notifyq.report.charts import CHARTS
+from notifyq.database.pool import Database
+from notifyq.operations.report import gather, page
+from notifyq.operations.report.charts import CHARTS
 from report.test_report import FILL, HOSTILE
 
 if TYPE_CHECKING:

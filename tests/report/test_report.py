@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import Notifyq
-from notifyq.database import Database
-from notifyq.report import gather, page, picture
-from notifyq.report.texts import change, clean, percent, short, span
+from notifyq.database.pool import Database
+from notifyq.operations.report import gather, page, picture
+from notifyq.operations.report.texts import change, clean, percent, short, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

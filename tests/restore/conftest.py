@@ -17,7 +17,7 @@ import pytest
 
 from database import drop_database, session, until
 from notifyq.config import with_database
-from notifyq.embedded import Server, debian_binaries
+from notifyq.server import Server, debian_binaries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

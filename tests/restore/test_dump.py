@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from database import catalog_lines, publish, session, until, value
-from notifyq import App, migrate
+from notifyq import App
+from notifyq import schema as migrate
 from notifyq.cli import schema
+from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import ForeignPositionError, RestoredDatabaseError
-from notifyq.events import MessageFinished
-from notifyq.sql import SCHEMA_VERSION
+from notifyq.telemetry import MessageFinished
 from restore.readers import burn, dead_since, kill, position
 from worker.running import Events, working
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from database import session
-from notifyq import App, migrate
+from notifyq import App, schema
 from notifyq.config import with_database
 from notifyq.errors import ForeignPositionError
 from restore.readers import burn, dead_since, kill, position
@@ -46,7 +46,7 @@ async def test_positions_that_a_standby_cannot_know_are_refused_for_ever(
     elsewhere: str, promoted: Callable[[], str]
 ) -> None:
     async with session(elsewhere) as connection:
-        await migrate.install(connection)
+        await schema.install(connection)
         known = await position(connection)
         after = await kill(connection, 2)
         shared = await position(connection)

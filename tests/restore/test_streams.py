@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from database import session, value
-from notifyq import migrate
+from notifyq import schema
 from notifyq.errors import RestoredDatabaseError
 from restore.readers import burn
 
@@ -59,7 +59,7 @@ async def test_subscribers_go_on_where_they_were_after_a_restore(
     await programs.restore(dump, elsewhere, "--no-owner")
 
     async with session(elsewhere) as restored:
-        await migrate.install(restored)
+        await schema.install(restored)
         with pytest.raises(RestoredDatabaseError):
             await open_some(restored, "half", 1)
         # Published before anybody looked: its transaction has a number that was given before.

@@ -10,8 +10,8 @@ import pytest
 from database import publish, value
 from notifyq import App
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
-from notifyq.events import MessageFinished
-from notifyq.inbox import Inbox
+from notifyq.queues.claim_client import ClaimClient
+from notifyq.telemetry import MessageFinished
 from security.conftest import role_name
 from worker.running import Events, working
 
@@ -189,14 +189,14 @@ async def test_a_worker_serves_on_in_a_flood_of_forged_bells(
     database: str, enter: Enter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims = 0
-    send = Inbox.claim
+    send = ClaimClient.claim
 
-    async def claim(self: Inbox, *args: Any, **options: Any) -> list[Message]:
+    async def claim(self: ClaimClient, *args: Any, **options: Any) -> list[Message]:
         nonlocal claims
         claims += 1
         return await send(self, *args, **options)
 
-    monkeypatch.setattr(Inbox, "claim", claim)
+    monkeypatch.setattr(ClaimClient, "claim", claim)
     events, handled = Events(), 0
     mallory = await enter("mallory")
     flood = """

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from database import ROOT
-from notifyq.embedded import debian_binaries
+from notifyq.server import debian_binaries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from database import Connection, install, session
-from notifyq import migrate
+from notifyq import schema
 from notifyq.config import with_database
-from notifyq.embedded import Server, debian_binaries, wheel_binaries
+from notifyq.server import Server, debian_binaries, wheel_binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,36 +63,36 @@ async def test_each_installer_gets_the_owner_that_it_may_make(bare_server: str) 
 
     async with session(with_database(bare_server, "plain")) as connection:
         await connection.execute("set session authorization plain")
-        assert (await migrate.install(connection)).before is None
+        assert (await schema.install(connection)).before is None
         assert await owners(connection) == ["plain"]
         await works(connection)
-        assert not (await migrate.install(connection)).is_changed
+        assert not (await schema.install(connection)).is_changed
 
     async with session(with_database(bare_server, "maker")) as connection:
         await connection.execute("set session authorization maker")
-        assert (await migrate.install(connection)).before is None
+        assert (await schema.install(connection)).before is None
         assert await owners(connection) == ["notifyq_owner"]
         await works(connection)
         # It is a member, so it can do so again, also where something new is to be made.
         await connection.execute("drop function messages.dead_count(text, text)")
-        assert (await migrate.upgrade(connection)).is_changed
+        assert (await schema.upgrade(connection)).is_changed
         assert await owners(connection) == ["notifyq_owner"]
-        assert not (await migrate.install(connection)).is_changed
+        assert not (await schema.install(connection)).is_changed
 
     # The role is there, and of another: whoever is no member stays the owner.
     async with session(with_database(bare_server, "second")) as connection:
         await connection.execute("set session authorization second")
-        await migrate.install(connection)
+        await schema.install(connection)
         assert await owners(connection) == ["second"]
         await works(connection)
         await connection.execute("reset session authorization")
-        await migrate.upgrade(connection)
+        await schema.upgrade(connection)
         assert await owners(connection) == ["second"]
 
     # A superuser respects an owner that was chosen, and hands over what is a superuser's.
     async with session(with_database(bare_server, "prepared")) as connection:
         await connection.execute("create schema messages authorization plain")
-        await migrate.install(connection)
+        await schema.install(connection)
         assert await owners(connection) == ["plain"]
     async with session(with_database(bare_server, "handed")) as connection:
         await install(connection)
@@ -101,6 +101,6 @@ async def test_each_installer_gets_the_owner_that_it_may_make(bare_server: str) 
         await connection.execute(
             f"alter schema messages owner to {name}; reassign owned by notifyq_owner to {name}"
         )
-        await migrate.upgrade(connection)
+        await schema.upgrade(connection)
         assert await owners(connection) == ["notifyq_owner"]
         await works(connection)

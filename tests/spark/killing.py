@@ -50,14 +50,14 @@ def database(dsn: str, name: str) -> str:
 async def _install(dsn: str) -> None:
     import asyncpg
 
-    from notifyq import migrate
+    from notifyq import schema
 
     given = conninfo.conninfo_to_dict(dsn)
     names = {"host": "host", "port": "port", "user": "user", "dbname": "database"}
     wanted: dict[str, Any] = {names[key]: given[key] for key in names.keys() & given.keys()}
     session = await asyncpg.connect(**wanted)
     try:
-        await migrate.install(session)
+        await schema.install(session)
     finally:
         await session.close()
 

@@ -14,9 +14,9 @@ from deltalake import DeltaTable
 
 from cli.programs import Notifyq
 from database import session
-from notifyq.database import Database
+from notifyq.database.pool import Database
 from notifyq.errors import AccessDeniedError, LakeError
-from notifyq.report import gather
+from notifyq.operations.report import gather
 from notifyq.spark import files
 from notifyq.spark import rollup as module
 from notifyq.spark.counts import count, merge

@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from database import claim_one, expire, publish, rows, until, until_blocked, value
-from notifyq import monitor
-from notifyq.model import Status
+from notifyq.models.message import Status
+from notifyq.operations import monitor
 
 if TYPE_CHECKING:
     from database import Connect, Connection

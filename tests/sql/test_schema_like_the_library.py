@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from database import Connection
-from notifyq.schemas import _library
+from notifyq.queues.payload_schema import _library
 
 PAIRS = 4000
 TYPES = ["null", "boolean", "integer", "number", "string", "array", "object"]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from database import Connect, Connection, value
-from notifyq import locks
+from notifyq.database import advisory_locks
 from notifyq.errors import InvalidArgumentError, QueueFullError, QueueNotEmptyError
 
 NUMBERS = "select array_agg(m.message::integer order by m.id) from messages.message as m"
@@ -89,7 +89,7 @@ async def test_a_lock_of_a_process_that_has_the_name_of_a_ring_leaves_it_full(
     ring: Connection, connect: Connect
 ) -> None:
     """A queue may be called what locks.LEAD calls the process that reads the metrics."""
-    assert await (await connect()).fetchval(locks.LEAD, ["ring"]) == [True]
+    assert await (await connect()).fetchval(advisory_locks.LEAD, ["ring"]) == [True]
     for number in range(10, 17):
         await value(ring, "publish", queue="ring", message=number)
     assert await ring.fetchval(NUMBERS) == [12, 13, 14, 15, 16]

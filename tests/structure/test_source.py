@@ -136,10 +136,10 @@ def test_every_statement_of_the_library_calls_a_function() -> None:
 
 
 def test_the_schema_version_is_the_same_everywhere() -> None:
-    from notifyq import sql
+    from notifyq.database import sql
 
     migrations = sorted((ROOT / "db/migrations").glob("*.sql"))
-    schema = (ROOT / "db/init/01_schema.sql").read_text(encoding="utf-8")
+    schema = (ROOT / "db/init/bootstrap/schema.sql").read_text(encoding="utf-8")
     written = re.search(r"messages\.version\(\).*?select (\d+);", schema, re.DOTALL)
     assert written is not None
     assert int(written[1]) == int(migrations[-1].name[:4]) == sql.SCHEMA_VERSION

@@ -12,15 +12,15 @@ import pytest
 
 from database import until
 from notifyq.chaos.proxy import Proxy
-from notifyq.database import Database
-from notifyq.masks import HIDDEN, Masks
-from notifyq.monitor.figures import Figure, Health
-from notifyq.top.app import Top
-from notifyq.top.layout import chosen, fitting
-from notifyq.top.snapshot import Snapshot, Source
-from notifyq.top.table import Table
-from notifyq.top.text import _of_server
-from notifyq.top.views import QUEUES, VIEWS
+from notifyq.database.pool import Database
+from notifyq.operations.masks import HIDDEN, Masks
+from notifyq.operations.monitor.figures import Figure, Health
+from notifyq.operations.top.app import Top
+from notifyq.operations.top.layout import chosen, fitting
+from notifyq.operations.top.snapshot import Snapshot, Source
+from notifyq.operations.top.table import Table
+from notifyq.operations.top.text import _of_server
+from notifyq.operations.top.views import QUEUES, VIEWS
 from top.filled import fill
 
 if TYPE_CHECKING:

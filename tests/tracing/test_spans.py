@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from notifyq import App, ConfigurationError, Message, Reject, Transaction
-from notifyq.events import BatchFinished, MessageFinished
+from notifyq.telemetry import BatchFinished, MessageFinished
 from worker.in_processes import app as processes
 from worker.running import Events, working
 
@@ -236,7 +236,7 @@ async def test_subscribers_and_transactions(app: App, spans: Spans, events: Even
 async def test_a_handler_in_a_process_has_a_span_and_goes_on_with_it(
     database: str, spans: Spans, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from notifyq.tracing import Tracing
+    from notifyq.telemetry.tracing import Tracing
 
     assert processes.registry["traced"].process
     app = App(database, tracing=spans.provider)

@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 from tenacity import Future, RetryCallState
 
-from notifyq.backoff import retrying
+from notifyq.database.retry import retrying
 
 
 def longest_wait(error: Exception) -> float:

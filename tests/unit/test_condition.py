@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notifyq.monitor import ConditionError, json_path
+from notifyq.operations.monitor import ConditionError, json_path
 
 
 @pytest.mark.parametrize(

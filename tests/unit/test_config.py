@@ -23,9 +23,9 @@ from notifyq.config import (
     listen_dsn_from_environment,
     masked,
 )
-from notifyq.database import Database
-from notifyq.embedded import development
-from notifyq.embedded.binaries import default_binaries
+from notifyq.database.pool import Database
+from notifyq.server import development
+from notifyq.server.binaries import default_binaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,14 +13,14 @@ import pytest
 
 from database import until
 from notifyq import Message
-from notifyq.crew import Crew
-from notifyq.events import Event, Guarded, LockLost, MessageFinished
-from notifyq.inbox import Inbox
-from notifyq.model import Rejected, Success
+from notifyq.models.outcome import Rejected, Success
+from notifyq.queues.claim_client import ClaimClient
+from notifyq.telemetry import Event, Guarded, LockLost, MessageFinished
+from notifyq.worker.dispatcher import Dispatcher
 from unit.rows import START, message, register
 
 
-class Desk(Inbox):
+class Desk(ClaimClient):
     """Settles in memory; what is in `lost` has lost its lock."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Stage:
         self.desk = Desk()
         self.events: list[Event] = []
         self.failures: list[BaseException] = []
-        self.crew = Crew(
+        self.crew = Dispatcher(
             self.desk,
             Guarded(self.events.append),
             concurrency=concurrency,
@@ -167,7 +167,7 @@ async def test_a_stop_releases_at_once_what_waits_and_lets_the_rest_end() -> Non
 
 
 async def test_what_waits_for_too_long_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notifyq.crew.PATIENCE", 0)
+    monkeypatch.setattr("notifyq.worker.dispatcher.PATIENCE", 0)
     gate = Gate()
     async with staged() as stage:
         stage.desk.lost.add(4)

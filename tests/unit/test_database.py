@@ -16,8 +16,8 @@ from notifyq import (
     SchemaError,
     SchemaMissingError,
 )
-from notifyq.backoff import is_passing
-from notifyq.database import Database, connect, explained, explaining
+from notifyq.database.pool import Database, connect, explained, explaining
+from notifyq.database.retry import is_passing
 
 DSN = "postgresql://u:secret@db.example:5432/shop"
 WHERE = "postgresql://u:***@db.example:5432/shop"

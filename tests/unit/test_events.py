@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from notifyq.events import (
+from notifyq.telemetry import (
     Event,
     HandlerStuck,
     ListenerLost,

@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel, computed_field, field_validator
 
 from notifyq import Message, Reject, Retry, Status
-from notifyq.executor import Cause, Execution
-from notifyq.model import Failed, Outcome, Rejected, Released, Success
-from notifyq.threads import Threads
-from notifyq.tools import Tools
-from notifyq.tracebacks import clean, describe
+from notifyq.execution.call import Cause, HandlerCall
+from notifyq.execution.runtime import Runtime
+from notifyq.execution.threads import Threads
+from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
+from notifyq.telemetry.tracebacks import clean, describe
 from unit.rows import message, register
 
 
@@ -47,8 +47,8 @@ class SilentError(Exception):
 async def run(function: Callable[..., Any], payload: str = "null", **columns: Any) -> Outcome:
     threads = Threads()
     try:
-        execution = Execution(register(function), message(payload, **columns))
-        return await execution.outcome(Tools(threads=threads))
+        execution = HandlerCall(register(function), message(payload, **columns))
+        return await execution.outcome(Runtime(threads=threads))
     finally:
         threads.close()
 
@@ -255,9 +255,9 @@ class Hold:
             raise
 
 
-async def start(hold: Hold) -> tuple[Execution, asyncio.Task[Outcome]]:
-    execution = Execution(register(hold.handle, timeout=5), message())
-    task = asyncio.create_task(execution.outcome(Tools()))
+async def start(hold: Hold) -> tuple[HandlerCall, asyncio.Task[Outcome]]:
+    execution = HandlerCall(register(hold.handle, timeout=5), message())
+    task = asyncio.create_task(execution.outcome(Runtime()))
     await hold.started.wait()
     return execution, task
 
@@ -282,10 +282,10 @@ async def test_the_cause_of_a_stop_decides_the_outcome(cause: Cause, outcome: Ou
 
 async def test_a_task_that_was_stopped_can_await_what_follows() -> None:
     hold = Hold()
-    execution = Execution(register(hold.handle), message())
+    execution = HandlerCall(register(hold.handle), message())
 
     async def settle() -> tuple[Outcome, int]:
-        outcome = await execution.outcome(Tools())
+        outcome = await execution.outcome(Runtime())
         await asyncio.sleep(0)
         current = asyncio.current_task()
         assert current is not None
@@ -319,19 +319,19 @@ async def test_a_handler_that_swallows_its_stop_and_returns_has_succeeded() -> N
             return "in time"
         return "never"
 
-    execution = Execution(register(handle), message())
-    task = asyncio.create_task(execution.outcome(Tools()))
+    execution = HandlerCall(register(handle), message())
+    task = asyncio.create_task(execution.outcome(Runtime()))
     await started.wait()
     execution.stop(Cause.STOP)
     assert await task == Success('"in time"')
 
 
 async def test_a_stop_before_or_after_the_handler_does_nothing() -> None:
-    execution = Execution(register(lambda: 1), message())
+    execution = HandlerCall(register(lambda: 1), message())
     execution.stop(Cause.STOP)
     assert execution.cause is None
     threads = Threads()
-    assert await execution.outcome(Tools(threads=threads)) == Success("1")
+    assert await execution.outcome(Runtime(threads=threads)) == Success("1")
     execution.stop(Cause.STOP)
     assert execution.cause is None
     threads.close()
@@ -358,8 +358,8 @@ async def test_a_sync_handler_that_is_stopped_is_given_up() -> None:
         started.set()
         let_go.wait(10)
 
-    execution = Execution(register(handle), message())
-    task = asyncio.create_task(execution.outcome(Tools(threads=threads)))
+    execution = HandlerCall(register(handle), message())
+    task = asyncio.create_task(execution.outcome(Runtime(threads=threads)))
     await asyncio.to_thread(started.wait, 10)
     execution.stop(Cause.STOP)
     assert await task == Released()

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from notifyq import App, ConfigurationError, Message, Retry
-from notifyq.values import seconds
+from notifyq.arguments import seconds
 from unit.rows import register
 
 

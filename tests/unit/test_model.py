@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notifyq import Message
-from notifyq.model import decode
+from notifyq.models.message import decode
 from unit.rows import message
 
 JSON = st.recursive(

@@ -4,8 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from notifyq import pace
-from notifyq.pace import PATIENCE, Allowance, Pace, came_since
+from notifyq.notify import wake as pace
+from notifyq.notify.wake import PATIENCE, TokenBucket, due_in
+from notifyq.worker.prefetch import Prefetch
 
 
 class Clock:
@@ -25,20 +26,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def handle(pace: Pace, quantity: int, seconds: float) -> None:
+def handle(pace: Prefetch, quantity: int, seconds: float) -> None:
     for _ in range(quantity):
         pace.handled(seconds)
 
 
 def test_nothing_is_at_hand_before_the_first_measurement(clock: Clock) -> None:
-    pace = Pace()
+    pace = Prefetch()
     handle(pace, 1000, 0.0001)
     clock.now += 0.01
     assert pace.ahead() == 0
 
 
 def test_a_tenth_of_a_second_of_work_is_at_hand(clock: Clock) -> None:
-    pace = Pace()
+    pace = Prefetch()
     handle(pace, 50, 0.01)
     clock.now += 0.05
     assert pace.ahead() == 100
@@ -47,21 +48,21 @@ def test_a_tenth_of_a_second_of_work_is_at_hand(clock: Clock) -> None:
 
 
 def test_there_is_a_most(clock: Clock) -> None:
-    pace = Pace()
+    pace = Prefetch()
     handle(pace, 1000, 0.0001)
     clock.now += 0.03
     assert pace.ahead() == 1000
 
 
 def test_slow_handlers_have_nothing_at_hand_however_many_they_are(clock: Clock) -> None:
-    pace = Pace()
+    pace = Prefetch()
     handle(pace, 5000, 10)
     clock.now += 10
     assert pace.ahead() == 0
 
 
 def test_a_pace_is_forgotten_when_nothing_is_handled(clock: Clock) -> None:
-    pace = Pace()
+    pace = Prefetch()
     handle(pace, 50, 0.01)
     clock.now += 0.05
     assert pace.ahead() == 100
@@ -72,7 +73,7 @@ def test_a_pace_is_forgotten_when_nothing_is_handled(clock: Clock) -> None:
 
 
 def test_after_a_stumble_it_is_measured_again(clock: Clock) -> None:
-    pace = Pace()
+    pace = Prefetch()
     handle(pace, 50, 0.01)
     clock.now += 0.05
     assert pace.ahead() == 100
@@ -84,7 +85,7 @@ def test_after_a_stumble_it_is_measured_again(clock: Clock) -> None:
 
 
 def test_a_burst_is_allowed_and_after_that_so_many_a_second(clock: Clock) -> None:
-    allowance = Allowance(10, 100)
+    allowance = TokenBucket(10, 100)
     assert [allowance.spend() for _ in range(10)] == [0] * 10
     assert allowance.spend() == pytest.approx(0.01)
     spent = 0
@@ -117,5 +118,5 @@ async def test_a_question_for_what_came_since_a_look_is_asked_until_it_was_in_ti
         clock.now += takes[len(sinces) - 1]
         return timedelta(seconds=-len(sinces))
 
-    assert await came_since(clock.now - looked, ask) == -len(asked)
+    assert await due_in(clock.now - looked, ask) == -len(asked)
     assert sinces == pytest.approx(asked)

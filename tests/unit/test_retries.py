@@ -15,7 +15,7 @@ from tenacity import (
 )
 
 from notifyq import ConfigurationError, Reject, Retry
-from notifyq.retries import Decision, Retries
+from notifyq.handlers.retries import Decision, Retries
 from unit.rows import message, register
 
 HOUR = timedelta(hours=1)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from database import until
-from notifyq.threads import Threads
+from notifyq.execution.threads import Threads
 
 
 async def test_an_idle_thread_is_used_again() -> None:

@@ -3,10 +3,10 @@
 from typing import Any
 
 from notifyq import Retry
-from notifyq.executor import Execution
-from notifyq.model import ErrorReport, Failed
-from notifyq.tools import Tools
-from notifyq.tracebacks import report
+from notifyq.execution.call import HandlerCall
+from notifyq.execution.runtime import Runtime
+from notifyq.models.outcome import ErrorReport, Failed
+from notifyq.telemetry.tracebacks import report
 from unit.rows import message, register
 
 
@@ -18,9 +18,9 @@ class OddError(Exception):
 
 
 async def reported(function: Any) -> ErrorReport:
-    tools = Tools()
+    tools = Runtime()
     try:
-        outcome = await Execution(register(function), message()).outcome(tools)
+        outcome = await HandlerCall(register(function), message()).outcome(tools)
     finally:
         await tools.close()
     assert isinstance(outcome, Failed)

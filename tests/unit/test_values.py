@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from notifyq import App, ConfigurationError, Policy, Schedule, StreamPolicy
+from notifyq.arguments import _KINDS, plain
 from notifyq.config import DatabaseOptions, DatabaseSettings, WorkerOptions, WorkerSettings
-from notifyq.values import _KINDS, plain
 
 WRONG: list[tuple[type, str, Any, str]] = [
     (Policy, "lock_timeout", "5s", r"a duration \(timedelta or seconds\).*, not '5s'"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notifyq import migrate
+from notifyq import schema
 from notifyq.chaos.server import Server, programs
 from way.pairs import Pair
 
@@ -28,7 +28,7 @@ async def pair() -> AsyncIterator[Pair]:
         try:
             await primary.start()
             async with primary.connection() as connection:
-                await migrate.install(connection)
+                await schema.install(connection)
             yield Pair(primary, await primary.add_standby(folder / "standby"))
         finally:
             await primary.close()

@@ -7,7 +7,7 @@ import signal
 from typing import NamedTuple
 
 from notifyq.chaos.server import Server
-from notifyq.route import hosts
+from notifyq.database.connect import hosts
 
 
 class Pair(NamedTuple):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from database import session, until
-from notifyq import App, DatabaseUnavailableError, Reject, monitor
-from notifyq.events import ListenerConnected, ListenerLost, MessageFinished
+from notifyq import App, DatabaseUnavailableError, Reject
+from notifyq.operations import monitor
+from notifyq.telemetry import ListenerConnected, ListenerLost, MessageFinished
 from way.pairs import kill
 from worker.running import Events, doubles, persisting, working
 

@@ -15,11 +15,11 @@ from database import Connection, until
 from database import session as opened
 from notifyq import App, ConfigurationError
 from notifyq.config import with_database
-from notifyq.database import Database, connect
-from notifyq.doctor import Level, examine
-from notifyq.events import ListenerConnected, ListenerDeaf, ListenerLost, MessageFinished
-from notifyq.route import Route
-from notifyq.session import Session
+from notifyq.database.connect import Route
+from notifyq.database.pool import Database, connect
+from notifyq.notify.session import Session
+from notifyq.operations.doctor import Level, examine
+from notifyq.telemetry import ListenerConnected, ListenerDeaf, ListenerLost, MessageFinished
 from poolers import Pooler, pooler
 from worker.running import Events, persisting, statuses, working
 
@@ -142,7 +142,7 @@ async def test_a_bell_that_is_read_late_has_arrived_all_the_same(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process was stopped, or its loop was kept busy, until the time was over."""
-    monkeypatch.setattr("notifyq.session._HEARS_WITHIN", 0.2)
+    monkeypatch.setattr("notifyq.notify.session._HEARS_WITHIN", 0.2)
 
     def ring_and_hold_up(channel: str) -> None:
         async def ring() -> None:

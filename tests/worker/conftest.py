@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notifyq.inbox import Inbox
+from notifyq.queues.claim_client import ClaimClient
 from servers import kept_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from notifyq import Message
-    from notifyq.embedded import Server
+    from notifyq.server import Server
 
 
 @pytest.fixture
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Give a list that grows with every claim that a worker sends, by the quantity asked for."""
     quantities: list[int] = []
-    send = Inbox.claim
+    send = ClaimClient.claim
 
-    async def claim(self: Inbox, queues: Any, quantity: int, **options: Any) -> list[Message]:
+    async def claim(self: ClaimClient, queues: Any, quantity: int, **options: Any) -> list[Message]:
         quantities.append(quantity)
         return await send(self, queues, quantity, **options)
 
-    monkeypatch.setattr(Inbox, "claim", claim)
+    monkeypatch.setattr(ClaimClient, "claim", claim)
     return quantities
 
 

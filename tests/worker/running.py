@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from database import session, until, value
 from notifyq.errors import DatabaseUnavailableError
-from notifyq.events import Event, WorkerStarted
+from notifyq.telemetry import Event, WorkerStarted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq import App, Event, Transaction
-from notifyq.events import BatchFinished, MessageFinished, WorkerStopped
+from notifyq.telemetry import BatchFinished, MessageFinished, WorkerStopped
 from worker.raisers import NAMES, Custom, act
 from worker.raisers import app as process_app
 from worker.running import working

@@ -12,7 +12,8 @@ import pytest
 
 from database import Bells, Connect, Connection, publish, rows, until, value
 from notifyq import App
-from notifyq.events import (
+from notifyq.notify.session import Session
+from notifyq.telemetry import (
     ListenerConnected,
     ListenerDeaf,
     MessageFinished,
@@ -20,7 +21,6 @@ from notifyq.events import (
     QueueUnattended,
     WorkerStarted,
 )
-from notifyq.session import Session
 from worker.running import Events, until_calm, working
 
 TRY_TO_SHARE = "select pg_try_advisory_xact_lock_shared(messages._attended_key($1))"

@@ -8,7 +8,7 @@ import pytest
 
 from database import Connection, expire, until, value
 from notifyq import App, ConfigurationError, Message, Reject, Retry, Transaction
-from notifyq.events import HandlerStuck, LockLost, MessageFinished
+from notifyq.telemetry import HandlerStuck, LockLost, MessageFinished
 from unit.rows import register
 from worker.running import Events, statuses, working
 

@@ -10,7 +10,7 @@ import pytest
 
 from database import Connection, value
 from notifyq import App, ConfigurationError, InvalidArgumentError, Message, Schedule
-from notifyq.events import MessageFinished, SchedulesFired
+from notifyq.telemetry import MessageFinished, SchedulesFired
 from worker.running import Events, working
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ async def test_one_that_may_not_define_schedules_works_and_says_so(
     await app.create_queues()
     guest = App(f"{app.dsn}?role=notifyq_worker")
     guest.registry = app.registry
-    with caplog.at_level(logging.WARNING, "notifyq.worker"):
+    with caplog.at_level(logging.WARNING, "notifyq.worker.worker"):
         async with working(guest, events, upkeep=0.05):
             (warning,) = caplog.messages
             assert "only an admin may define them" in warning

@@ -8,13 +8,14 @@ import asyncpg
 import pytest
 
 from database import Connect, Connection, install, publish, rows, session, value
-from notifyq import App, ArchivedMessage, sql
-from notifyq.archive import Archive
+from notifyq import App, ArchivedMessage
+from notifyq.archive.dead_letters import DeadLetters
+from notifyq.archive.reader import Archive
 from notifyq.config import DatabaseSettings
-from notifyq.database import Database
-from notifyq.deadletters import DeadLetters
-from notifyq.embedded import Server
-from notifyq.events import ListenerConnected, ListenerLost
+from notifyq.database import sql
+from notifyq.database.pool import Database
+from notifyq.server import Server
+from notifyq.telemetry import ListenerConnected, ListenerLost
 from worker.running import Events
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from notifyq import App, ConfigurationError
 from notifyq.errors import QueueNotFoundError
-from notifyq.events import MessageFinished
-from notifyq.handlers import Handler
+from notifyq.handlers.handler import Handler
+from notifyq.telemetry import MessageFinished
 from worker.running import working
 
 if TYPE_CHECKING:

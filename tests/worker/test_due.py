@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from database import Connection
-from notifyq import App, Retry, sql
-from notifyq.bell import Promises
-from notifyq.events import MessageFinished
+from notifyq import App, Retry
+from notifyq.database import sql
+from notifyq.notify.suppression import Suppression
+from notifyq.telemetry import MessageFinished
 from worker.running import Events, working
 
 SOON = timedelta(milliseconds=300)
@@ -53,16 +54,18 @@ async def test_what_is_due_between_the_look_and_the_question_for_it_does_not_wai
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[timedelta] = []
-    ask = Promises.next_due
+    ask = Suppression.next_due
 
-    async def ask_late(self: Promises, queues: Iterable[str], since: timedelta) -> timedelta | None:
+    async def ask_late(
+        self: Suppression, queues: Iterable[str], since: timedelta
+    ) -> timedelta | None:
         asked.append(since)
         if len(asked) == 1:
             # The look behind us has not seen it, and by now it is due.
             await connection.execute("update messages.message set available_at = clock_timestamp()")
         return await ask(self, queues, since)
 
-    monkeypatch.setattr(Promises, "next_due", ask_late)
+    monkeypatch.setattr(Suppression, "next_due", ask_late)
     app.handler("q")(lambda: None)
     await app.create_queues()
     await app.publish("q", 1, delay=3600)
@@ -85,6 +88,6 @@ async def test_a_loop_of_ones_own_has_it_as_well(
         return await value(statement, *args)
 
     monkeypatch.setattr(app.database, "value", ask_late)
-    monkeypatch.setattr("notifyq.waiting._POLL", 60)
+    monkeypatch.setattr("notifyq.queues.inbox._POLL", 60)
     async with app.inbox() as inbox:
         assert await inbox.wait(["q"], 5) is not None

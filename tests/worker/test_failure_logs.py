@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq import App, Reject, Transaction
-from notifyq.events import BatchFinished, MessageFinished
+from notifyq.telemetry import BatchFinished, MessageFinished
 from worker.in_processes import app as process_app
 from worker.running import working
 

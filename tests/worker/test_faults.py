@@ -10,9 +10,12 @@ import pytest
 from database import Connection, install, publish, rows, session, until, value
 from notifyq import App, DatabaseUnavailableError, Message
 from notifyq.chaos.proxy import Proxy
-from notifyq.ear import Ear
-from notifyq.embedded import Server
-from notifyq.events import (
+from notifyq.models.outcome import Failed, Success
+from notifyq.models.payload import Json
+from notifyq.queues.claim_client import ClaimClient
+from notifyq.queues.publisher import Publisher
+from notifyq.server import Server
+from notifyq.telemetry import (
     ListenerConnected,
     ListenerLost,
     LockLost,
@@ -21,10 +24,7 @@ from notifyq.events import (
     WorkerStarted,
     WorkerStopped,
 )
-from notifyq.inbox import Inbox
-from notifyq.model import Failed, Success
-from notifyq.payload import Json
-from notifyq.publisher import Publisher
+from notifyq.worker.notifications import NotificationFilter
 from worker.running import Events, doubles, statuses, until_calm, working
 
 
@@ -101,15 +101,15 @@ async def test_a_claim_that_is_carried_out_late_leaves_no_orphans_either(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.handler("q", lock_timeout=600)(lambda: None)
-    send, late = Inbox.claim, asyncio.Event()
+    send, late = ClaimClient.claim, asyncio.Event()
 
-    async def claim(self: Inbox, *args: Any, **options: Any) -> list[Message]:
+    async def claim(self: ClaimClient, *args: Any, **options: Any) -> list[Message]:
         if late.is_set():
             return await send(self, *args, **options)
         late.set()
         raise DatabaseUnavailableError("no answer")
 
-    monkeypatch.setattr(Inbox, "claim", claim)
+    monkeypatch.setattr(ClaimClient, "claim", claim)
     async with working(app, events, poll=0.1) as worker:
         await late.wait()
         await publish(connection, 2, "q")
@@ -125,15 +125,15 @@ async def test_a_worker_that_is_cancelled_in_a_claim_leaves_no_orphans(
     await app.create_queues()
     await publish(connection, 3, "q")
     claimed = asyncio.Event()
-    send = Inbox.claim
+    send = ClaimClient.claim
 
-    async def claim(self: Inbox, *args: Any, **options: Any) -> list[Message]:
+    async def claim(self: ClaimClient, *args: Any, **options: Any) -> list[Message]:
         await send(self, *args, **options)
         claimed.set()
         await asyncio.Event().wait()  # the answer is on its way
         raise AssertionError
 
-    monkeypatch.setattr(Inbox, "claim", claim)
+    monkeypatch.setattr(ClaimClient, "claim", claim)
     task = asyncio.create_task(app.work(app.worker(sink=events)))
     await claimed.wait()
     task.cancel()
@@ -162,7 +162,7 @@ async def test_an_answer_to_a_finish_that_is_lost_counts_as_held(
     assert await doubles(connection) == 0
 
 
-async def claimed(inbox: Inbox, connection: Connection, quantity: int = 1) -> list[Message]:
+async def claimed(inbox: ClaimClient, connection: Connection, quantity: int = 1) -> list[Message]:
     await publish(connection, quantity)
     return await inbox.claim(["default"], quantity)
 
@@ -173,7 +173,7 @@ async def test_a_retry_whose_answer_is_lost_counts_as_held(
     async with Proxy(database) as proxy:
         app = App(proxy.dsn, retry_for=20)
         async with app:
-            inbox = Inbox(app.database, "me")
+            inbox = ClaimClient(app.database, "me")
             (message,) = await claimed(inbox, connection)
             proxy.lose_answer_to(b"the marked reason")
             assert await inbox.settle(message, Failed("the marked reason"))
@@ -187,7 +187,7 @@ async def test_a_finish_after_a_lost_answer_is_not_held_if_the_lock_is_not(
     async with Proxy(database) as proxy:
         app = App(proxy.dsn, retry_for=20)
         async with app:
-            inbox = Inbox(app.database, "me")
+            inbox = ClaimClient(app.database, "me")
             (message,) = await claimed(inbox, connection)
             await value(connection, "release", id=message.id, lock_token=message.lock_token)
             proxy.lose_answer_to(b"the marked result")
@@ -416,13 +416,13 @@ async def test_bells_of_messages_are_not_slowed_down(
     app: App, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vain: list[float] = []
-    in_vain = Ear.in_vain
+    in_vain = NotificationFilter.in_vain
 
-    def note(ear: Ear) -> float:
+    def note(ear: NotificationFilter) -> float:
         vain.append(in_vain(ear))
         return vain[-1]
 
-    monkeypatch.setattr(Ear, "in_vain", note)
+    monkeypatch.setattr(NotificationFilter, "in_vain", note)
     app.handler("q")(lambda: None)
     await app.create_queues()
     async with working(app, events):
@@ -438,7 +438,7 @@ async def test_what_postgresql_cannot_store_fails_alone_in_its_batch(
     app: App, connection: Connection, result: str
 ) -> None:
     async with app:
-        inbox = Inbox(app.database, "me")
+        inbox = ClaimClient(app.database, "me")
         messages = await claimed(inbox, connection, 20)
         held = await asyncio.gather(
             *(inbox.settle(m, Success(result if m is messages[7] else "1")) for m in messages)
@@ -455,7 +455,7 @@ async def test_an_inbox_that_is_closed_leaves_nobody_waiting(
     app: App, connection: Connection
 ) -> None:
     async with app:
-        inbox = Inbox(app.database, "me")
+        inbox = ClaimClient(app.database, "me")
         messages = await claimed(inbox, connection, 3)
         async with connection.transaction():
             await connection.execute("lock table messages.message in share mode")

@@ -12,9 +12,9 @@ import pytest
 
 from database import Connection, until, value
 from notifyq import ConfigurationError, Policy
-from notifyq.attendance import Attendance
-from notifyq.bell import Promises
-from notifyq.events import MessageFinished
+from notifyq.notify.poller import Poller
+from notifyq.notify.suppression import Suppression
+from notifyq.telemetry import MessageFinished
 from worker.running import working
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def test_a_worker_comes_back_for_each_token(app: App, events: Events) -> N
 
 
 @pytest.mark.parametrize(
-    ("owner", "step"), [(Attendance, "pause"), (Promises, "token_in")], ids=["asked", "answered"]
+    ("owner", "step"), [(Poller, "pause"), (Suppression, "token_in")], ids=["asked", "answered"]
 )
 async def test_a_token_between_the_look_and_the_question_for_it_does_not_wait_for_the_poll(
     app: App,

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from database import Connection, rows, until, value
 from notifyq import App, ConfigurationError, Message, Policy, Reject, Retry
-from notifyq.events import Event, HandlerStuck, MessageFinished, MessagesClaimed, WorkerStarted
+from notifyq.telemetry import Event, HandlerStuck, MessageFinished, MessagesClaimed, WorkerStarted
 from worker.running import Events, doubles, statuses, working
 
 DAY = timedelta(days=1)

@@ -12,9 +12,9 @@ from database import Connection, until
 from notifyq import DatabaseUnavailableError
 from notifyq.chaos.proxy import Proxy
 from notifyq.config import DatabaseSettings
-from notifyq.events import ListenerConnected, ListenerLost
-from notifyq.listener import Listener
-from notifyq.session import Session
+from notifyq.notify.listener import Listener
+from notifyq.notify.session import Session
+from notifyq.telemetry import ListenerConnected, ListenerLost
 from worker.running import Events
 
 

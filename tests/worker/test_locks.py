@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from database import Connection, expire, until, value
 from notifyq import App, Message
-from notifyq.events import HandlerStuck, LockLost, MessageFinished, MessagesClaimed
+from notifyq.telemetry import HandlerStuck, LockLost, MessageFinished, MessagesClaimed
 from worker.running import Events, reaping, statuses, working
 
 

@@ -7,7 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 from database import until
-from notifyq import __version__, monitor
+from notifyq import __version__
+from notifyq.operations import monitor
 from worker.running import Events, working
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 async def test_a_worker_is_seen_while_it_works(
     app: App, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.presence._EVERY", 0.05)
+    monkeypatch.setattr("notifyq.worker.presence._EVERY", 0.05)
     entered, leave = asyncio.Event(), asyncio.Event()
 
     @app.handler("q")

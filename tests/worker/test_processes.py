@@ -19,7 +19,7 @@ from notifyq import (
     MessageFailedError,
     MessageRejectedError,
 )
-from notifyq.events import HandlerStuck, MessageFinished
+from notifyq.telemetry import HandlerStuck, MessageFinished
 from notifyq.testing import Sandbox
 from unit.rows import register
 from worker import in_processes

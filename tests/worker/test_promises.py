@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from notifyq.bell import Promises
-from notifyq.database import Database
-from notifyq.session import Session
+from notifyq.database.pool import Database
+from notifyq.notify.session import Session
+from notifyq.notify.suppression import Suppression
 
 if TYPE_CHECKING:
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
 
 class _Connection:
@@ -41,7 +41,7 @@ async def test_a_session_that_ends_as_its_first_bell_arrives_ends_its_promises()
     for turns in range(20):
         connection, database = _Connection(), _Database()
         session = Session(cast("Connection", connection), 5, lambda: None)
-        promises = Promises(cast("Database", database), lambda _: None, lambda: None)
+        promises = Suppression(cast("Database", database), lambda _: None, lambda: None)
         serving = asyncio.create_task(promises.serve(session))
         await database.asked.wait()
         for _ in range(turns):  # the end may come in any of them

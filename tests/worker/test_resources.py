@@ -8,7 +8,7 @@ import pytest
 
 from database import Connection, publish, rows, value
 from notifyq import App, ConfigurationError, Message, Reject, ResourceError
-from notifyq.events import MessageFinished
+from notifyq.telemetry import MessageFinished
 from notifyq.testing import Sandbox
 from worker.running import Events, working
 

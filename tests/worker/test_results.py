@@ -19,8 +19,8 @@ from notifyq import (
     MessageRejectedError,
     Reject,
     ResultTimeoutError,
-    sql,
 )
+from notifyq.database import sql
 from worker.running import working
 
 
@@ -55,8 +55,8 @@ async def awaited(connection: Connection, id_: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _only_bells_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notifyq.results._POLL", 60)
-    monkeypatch.setattr("notifyq.results._DEAF_POLL", 60)
+    monkeypatch.setattr("notifyq.queues.results._POLL", 60)
+    monkeypatch.setattr("notifyq.queues.results._DEAF_POLL", 60)
 
 
 async def test_it_is_what_the_handler_returned_validated(app: App) -> None:
@@ -185,10 +185,10 @@ async def test_a_forged_bell_costs_a_look_and_no_more(app: App, connection: Conn
 async def test_where_no_bell_is_heard_looks_find_the_result(
     app: App, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.results._DEAF_POLL", 0.05)
-    monkeypatch.setattr("notifyq.session._HEARS_WITHIN", 0.01)
-    monkeypatch.setattr("notifyq.sql.RING", "select true from (select $1::text) as nobody")
-    monkeypatch.setattr("notifyq.results.Results._hear", lambda *_: None)
+    monkeypatch.setattr("notifyq.queues.results._DEAF_POLL", 0.05)
+    monkeypatch.setattr("notifyq.notify.session._HEARS_WITHIN", 0.01)
+    monkeypatch.setattr("notifyq.database.sql.RING", "select true from (select $1::text) as nobody")
+    monkeypatch.setattr("notifyq.queues.results.Results._hear", lambda *_: None)
     (id_,) = await publish(connection, 1)
     waiting = asyncio.create_task(app.result(id_, timeout=20))
     await awaited(connection, id_)

@@ -11,7 +11,7 @@ import pytest
 from tenacity import RetryCallState, wait_fixed
 
 from notifyq import App, Attempt, Message, Reject, Retry
-from notifyq.events import MessageFinished
+from notifyq.telemetry import MessageFinished
 from worker.running import Events, working
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from database import Connection, publish
-from notifyq import App, sql
-from notifyq.database import Database
-from notifyq.inbox import Inbox
-from notifyq.model import Success
+from notifyq import App
+from notifyq.database import sql
+from notifyq.database.pool import Database
+from notifyq.models.outcome import Success
+from notifyq.queues.claim_client import ClaimClient
 from worker.running import statuses
 
 PID = "select pg_backend_pid()"
@@ -24,7 +25,7 @@ async def test_all_claims_of_a_worker_go_over_one_session_that_nothing_else_uses
     app: App, connection: Connection
 ) -> None:
     async with app:
-        inbox = Inbox(app.database, "me")
+        inbox = ClaimClient(app.database, "me")
         pid = await inbox._claims.value(PID)
         await publish(connection, 6)
         for _ in range(3):
@@ -38,7 +39,7 @@ async def test_a_session_for_claims_that_is_lost_is_replaced(
     app: App, connection: Connection
 ) -> None:
     async with app:
-        inbox = Inbox(app.database, "me")
+        inbox = ClaimClient(app.database, "me")
         pid = await inbox._claims.value(PID)
         await publish(connection, 1)
         lost = await connection.fetchval("select pg_terminate_backend($1, 5000)", pid)
@@ -47,14 +48,14 @@ async def test_a_session_for_claims_that_is_lost_is_replaced(
         assert await inbox._claims.value(PID) != pid
 
 
-@pytest.mark.parametrize("by", [Inbox, Database])
+@pytest.mark.parametrize("by", [ClaimClient, Database])
 async def test_the_session_for_claims_is_closed(
     app: App, connection: Connection, by: type[Any]
 ) -> None:
     async with app:
-        inbox = Inbox(app.database, "me")
+        inbox = ClaimClient(app.database, "me")
         pid = await inbox._claims.value(PID)
-        await (inbox if by is Inbox else app.database).close()
+        await (inbox if by is ClaimClient else app.database).close()
         left = await connection.fetchval(
             "select count(*) from pg_stat_activity where pid = $1 and query not like '%close%'", pid
         )
@@ -93,7 +94,7 @@ async def test_finishes_that_come_turn_by_turn_share_a_statement(
     app: App, connection: Connection, batches: list[int]
 ) -> None:
     async with app:
-        inbox = Inbox(app.database, "me")
+        inbox = ClaimClient(app.database, "me")
         await publish(connection, 61)
         *messages, last = await inbox.claim(["default"], 61)
         answers: list[Any] = []
@@ -112,7 +113,7 @@ async def test_a_finish_that_is_alone_is_not_held_back(
     app: App, connection: Connection, batches: list[int]
 ) -> None:
     async with app:
-        inbox = Inbox(app.database, "me")
+        inbox = ClaimClient(app.database, "me")
         await publish(connection, 2)
         messages = await inbox.claim(["default"], 2)
         for message in messages:

@@ -4,7 +4,7 @@ import time
 
 from database import Connection, publish
 from notifyq import App
-from notifyq.events import LockLost, MessageFinished
+from notifyq.telemetry import LockLost, MessageFinished
 from worker.running import Events, reaping, statuses, working
 
 

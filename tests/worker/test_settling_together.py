@@ -6,18 +6,19 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from notifyq import Policy, sql
-from notifyq.database import Database
-from notifyq.events import MessageFinished
-from notifyq.inbox import Inbox
-from notifyq.model import Failed, Rejected, Released
+from notifyq import Policy
+from notifyq.database import sql
+from notifyq.database.pool import Database
+from notifyq.models.outcome import Failed, Rejected, Released
+from notifyq.queues.claim_client import ClaimClient
+from notifyq.telemetry import MessageFinished
 from worker.running import working
 
 if TYPE_CHECKING:
     import pytest
 
     from notifyq import App
-    from notifyq.model import Outcome
+    from notifyq.models.outcome import Outcome
     from worker.running import Events
 
 
@@ -66,7 +67,7 @@ async def test_one_that_cannot_be_stored_spoils_no_other(app: App) -> None:
     await app.admin.create_queue("q", Policy(max_attempts=2))
     ids = await app.publish_many("q", range(5))
     async with app:
-        inbox = Inbox(app.database, "w")
+        inbox = ClaimClient(app.database, "w")
         messages = await inbox.claim(["q"], 5)
         # A delay that no instant can be after, and details that PostgreSQL has no character for.
         outcomes: list[Outcome] = [

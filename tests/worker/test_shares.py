@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from database import until
-from notifyq import App, locks
-from notifyq.events import BatchFinished, SubscriptionLeft, SubscriptionTaken
+from notifyq import App
+from notifyq.database import advisory_locks
+from notifyq.telemetry import BatchFinished, SubscriptionLeft, SubscriptionTaken
 from worker.running import Events, working
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ MEMBERS = 4
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers try and look more often."""
-    monkeypatch.setattr("notifyq.places._TRY_EVERY", 0.1)
-    monkeypatch.setattr("notifyq.shares._LOOK_EVERY", 0.3)
-    monkeypatch.setattr("notifyq.shares._NO_HURRY", 0.4)
+    monkeypatch.setattr("notifyq.worker.streams.assignment._TRY_EVERY", 0.1)
+    monkeypatch.setattr("notifyq.worker.streams.rebalance._LOOK_EVERY", 0.3)
+    monkeypatch.setattr("notifyq.worker.streams.rebalance._NO_HURRY", 0.4)
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ async def test_workers_that_know_of_different_numbers_of_places_stay_as_they_are
 async def test_of_many_places_the_one_that_is_free_is_found_at_once(
     database: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.places._TRY_EVERY", 60)
+    monkeypatch.setattr("notifyq.worker.streams.assignment._TRY_EVERY", 60)
     app = App(database)
 
     @app.subscriber("s", "shared", members=64)
@@ -120,7 +121,7 @@ async def test_of_many_places_the_one_that_is_free_is_found_at_once(
 
     await app.streams.create("s")
     names = [f"1:s:shared:{number}" for number in range(1, 65) if number != 40]
-    assert all(await (await connect()).fetchval(locks.LEAD, names))
+    assert all(await (await connect()).fetchval(advisory_locks.LEAD, names))
     events = Events()
     async with working(app, events):
         assert [it.member for it in await events.wait(SubscriptionTaken, seconds=10)] == [40]

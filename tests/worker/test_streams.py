@@ -18,8 +18,8 @@ from notifyq import (
     StreamPolicy,
     SubscriptionNotFoundError,
 )
-from notifyq.events import log_sink
-from notifyq.tail import Tail
+from notifyq.streams.tail import Tail
+from notifyq.telemetry import log_sink
 
 
 async def test_a_stream_lives_from_create_to_drop(app: App) -> None:

@@ -25,7 +25,7 @@ from notifyq import (
     Subscription,
     Transaction,
 )
-from notifyq.events import (
+from notifyq.telemetry import (
     BatchDropped,
     BatchFinished,
     EventRetried,
@@ -33,7 +33,7 @@ from notifyq.events import (
     SubscriptionLeft,
     SubscriptionTaken,
 )
-from notifyq.places import Places
+from notifyq.worker.streams.assignment import Assignment
 from worker.running import Events, working
 from worker.test_faults import end_sessions
 
@@ -449,14 +449,14 @@ async def test_a_busy_place_does_not_look_for_what_has_become_due(
     """Else the worker asks the server all the time, for as long as the batch in hand takes."""
     turns = 0
     while_busy: list[int] = []
-    take = Places.take
+    take = Assignment.take
 
-    async def counted(places: Places) -> Any:
+    async def counted(places: Assignment) -> Any:
         nonlocal turns
         turns += 1
         return await take(places)
 
-    monkeypatch.setattr(Places, "take", counted)
+    monkeypatch.setattr(Assignment, "take", counted)
 
     @app.subscriber("s", "busy", quantity=1)
     async def handle(order: Order, event: Event) -> None:
@@ -561,7 +561,7 @@ async def test_without_bells_polling_finds_events_and_one_worker_serves(
     async def deaf(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr("notifyq.session.Session.hears", deaf)
+    monkeypatch.setattr("notifyq.notify.session.Session.hears", deaf)
     seen: list[int] = []
     apps = [App(database), App(database)]
     for app in apps:

@@ -14,7 +14,7 @@ import pytest
 
 from database import Connection, archived, expire, publish, until, value
 from notifyq import App, ConfigurationError, Message, Reject, Retry, Transaction
-from notifyq.events import LockLost, MessageFinished
+from notifyq.telemetry import LockLost, MessageFinished
 from unit.rows import register
 from worker.running import Events, statuses, working
 
@@ -204,7 +204,7 @@ async def test_a_commit_without_an_answer_counts_as_what_it_was(
 PROGRAM = """
     import os, signal, sys
     import notifyq
-    from notifyq.transactions import Transactions
+    from notifyq.execution.transactions import Transactions
 
     app = notifyq.App(sys.argv[1])
     where = sys.argv[2]

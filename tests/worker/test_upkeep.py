@@ -6,8 +6,8 @@ from collections import Counter
 
 from database import Connection, expire, publish, rows
 from notifyq import App
-from notifyq.events import MessageFinished, UpkeepDone
-from notifyq.upkeep import Upkeep
+from notifyq.telemetry import MessageFinished, UpkeepDone
+from notifyq.worker.maintenance import Upkeep
 from worker.running import Events, statuses, working
 
 

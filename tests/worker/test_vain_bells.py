@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from database import Connection, until
-from notifyq import App, sql
-from notifyq.bell import Promises, Silence
+from notifyq import App
 from notifyq.config import RelaySettings
-from notifyq.database import Database
-from notifyq.events import log_sink
+from notifyq.contrib.taskiq import NotifyqBroker
+from notifyq.database import sql
+from notifyq.database.pool import Database
+from notifyq.notify.suppression import Silence, Suppression
 from notifyq.relay import StreamRelay
-from notifyq.tail import Tail
-from notifyq.taskiq import NotifyqBroker
+from notifyq.streams.tail import Tail
+from notifyq.telemetry import log_sink
 from worker.running import Events, working
 
 if TYPE_CHECKING:
@@ -163,13 +164,13 @@ async def test_bells_have_nobody_ask_more_often_for_publishers_that_were_silent(
     """Else a worker without a free slot asks the server at each of them."""
     asked, is_over = 0, False
 
-    async def ask(_promises: Promises, _statement: str, *_args: Any) -> bool:
+    async def ask(_promises: Suppression, _statement: str, *_args: Any) -> bool:
         nonlocal asked
         asked += 1
         return is_over
 
-    monkeypatch.setattr(Promises, "ask", ask)
-    promises = Promises(Database("postgresql://nowhere"), log_sink, lambda: None)
+    monkeypatch.setattr(Suppression, "ask", ask)
+    promises = Suppression(Database("postgresql://nowhere"), log_sink, lambda: None)
     silence = Silence(["q"], "1")
     for _ in range(1000):
         assert not await silence.is_over(promises)

@@ -25,7 +25,7 @@ from notifyq.errors import ConfigurationError, InvalidArgumentError, QueueNotFou
 
 if TYPE_CHECKING:
     from database import Connection
-    from notifyq.embedded import Server
+    from notifyq.server import Server
 
 
 async def until_listening(connection: Connection) -> None:

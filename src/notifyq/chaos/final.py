@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from notifyq import sql
 from notifyq.chaos.history import digest
-from notifyq.model import decode
+from notifyq.database import sql
+from notifyq.models.message import decode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
+from notifyq.archive.dead_letters import DeadLetters
 from notifyq.chaos.history import History, digest
 from notifyq.chaos.kinds import payload
 from notifyq.config import DatabaseSettings
-from notifyq.database import Database
-from notifyq.deadletters import DeadLetters
+from notifyq.database.pool import Database
 from notifyq.errors import DatabaseUnavailableError, ForeignPositionError, NotifyqError
-from notifyq.publisher import Publisher
+from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from notifyq.events import Event
+    from notifyq.telemetry import Event
 
 _PUBLISHERS = 2
 _PAUSE = 0.05

@@ -11,18 +11,18 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from notifyq import migrate
-from notifyq.admin import Admin, Policy
+from notifyq import schema
 from notifyq.config import DatabaseSettings, with_database
-from notifyq.database import Database, connect
-from notifyq.inbox import Inbox
-from notifyq.model import Success
-from notifyq.publisher import Publisher
+from notifyq.database.pool import Database, connect
+from notifyq.models.outcome import Success
+from notifyq.queues.admin import Admin, Policy
+from notifyq.queues.claim_client import ClaimClient
+from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from notifyq.admin import Bell
+    from notifyq.queues.admin import Bell
 
 _NAME = "neighbour"
 _QUEUE = "default"
@@ -42,7 +42,7 @@ async def neighbour(dsn: str) -> AsyncIterator[str]:
         try:
             connection = await connect(address, name="neighbour")
             try:
-                await migrate.install(connection)
+                await schema.install(connection)
             finally:
                 connection.terminate()
             yield address
@@ -91,7 +91,7 @@ async def publish_rate(dsn: str, publishers: int, seconds: float) -> float:
 async def work_through(dsn: str, seconds: float) -> list[float]:
     """Publish, claim and finish in batches for so long; return how long each claim took."""
     async with _database(dsn, 1) as database:
-        publisher, inbox = Publisher(database), Inbox(database, "neighbour")
+        publisher, inbox = Publisher(database), ClaimClient(database, "neighbour")
         claims: list[float] = []
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline or len(claims) <= _COLD:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from notifyq.database import connect
+from notifyq.database.pool import connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
 _PAYLOAD = 7900
 """Bytes of a payload that has a page of the queue to itself; 8000 are refused."""

@@ -8,9 +8,9 @@ import inspect
 import time
 from typing import TYPE_CHECKING, Any
 
-from notifyq import sql
 from notifyq.chaos.errors import ChaosError
 from notifyq.chaos.history import History, calls, read
+from notifyq.database import sql
 
 if TYPE_CHECKING:
     import random
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from notifyq.chaos.proxy import Proxy
     from notifyq.chaos.server import Server
     from notifyq.chaos.workers import WorkerProcess
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
 _LOOK = 0.02
 """Seconds between two looks at a condition."""

@@ -23,9 +23,9 @@ from notifyq.chaos.report import Report, Row, machine
 from notifyq.chaos.rig import Rig
 from notifyq.chaos.server import Server, programs
 from notifyq.chaos.workers import WorkerProcess
-from notifyq.embedded.binaries import version
 from notifyq.errors import NotifyqError
-from notifyq.migrate import install
+from notifyq.schema import install
+from notifyq.server.binaries import version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

@@ -8,13 +8,13 @@ import asyncpg
 
 from notifyq.chaos.history import digest
 from notifyq.errors import NotifyqError
-from notifyq.publisher import Publisher
+from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from notifyq.chaos.history import Call, History
-    from notifyq.database import Database
+    from notifyq.database.pool import Database
 
 FAILURES = (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 """What a client of a database that is being harmed has to expect."""

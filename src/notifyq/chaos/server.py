@@ -20,16 +20,16 @@ import asyncpg
 
 from notifyq.chaos.errors import ChaosError
 from notifyq.chaos.tied import tied
-from notifyq.database import connect
-from notifyq.embedded import cluster, debian_binaries, wheel_binaries
-from notifyq.embedded.binaries import checked, clean_environment, has_cron, reachable
-from notifyq.embedded.folder import Folder
+from notifyq.database.pool import connect
 from notifyq.errors import DatabaseUnavailableError
+from notifyq.server import cluster, debian_binaries, wheel_binaries
+from notifyq.server.binaries import checked, clean_environment, has_cron, reachable
+from notifyq.server.folder import Folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
 _DATABASE = "notifyq"
 _SETTINGS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from notifyq.embedded.launch import Account, Tie, launcher
+from notifyq.server.launch import Account, Tie, launcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,20 +12,21 @@ from notifyq.app import App
 from notifyq.chaos.history import History, Invoked, digest
 from notifyq.chaos.kinds import BRIEF, FOLDER, LOCK, PROCESS, SHORT_LOCK
 from notifyq.config import WorkerSettings
-from notifyq.events import Event, Sink, WorkerStarted, log_sink
-from notifyq.inbox import Inbox
-from notifyq.model import Failed, Message, Outcome, Rejected, Released, Success
-from notifyq.retries import Reject
-from notifyq.worker import Worker
+from notifyq.handlers.retries import Reject
+from notifyq.models.message import Message
+from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
+from notifyq.queues.claim_client import ClaimClient
+from notifyq.telemetry import Event, Sink, WorkerStarted, log_sink
+from notifyq.worker.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from notifyq.finishes import Answer, Settled
-    from notifyq.registry import HandlerOptions
+    from notifyq.handlers.registry import HandlerOptions
+    from notifyq.queues.batch_completer import Answer, Settled
 
 
-class _Inbox(Inbox):
+class _Inbox(ClaimClient):
     """An inbox that writes down what it asks for and what it is told.
 
     A call begins before it is sent: a process that is paused or slow writes its end too late.

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
-from notifyq.cli.common import (
+from notifyq.archive.export import ExportChoice, ExportedArchive, Format, export_archive
+from notifyq.cli.hints import require_known
+from notifyq.cli.output import (
     DsnOption,
     JsonOption,
     QueueOption,
@@ -21,10 +23,8 @@ from notifyq.cli.common import (
     printable,
     run,
 )
-from notifyq.cli.hints import require_known
 from notifyq.cli.progress import Progress
-from notifyq.export import ExportChoice, ExportedArchive, Format, export_archive
-from notifyq.model import Status
+from notifyq.models.message import Status
 
 archive = typer.Typer(name="archive", help="Finished messages into files.", no_args_is_help=True)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from notifyq.cli.common import err
+from notifyq.cli.output import err
 from notifyq.config import dsn_from_file, has_password
 
 if TYPE_CHECKING:

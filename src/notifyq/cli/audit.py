@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from notifyq.cli.common import (
+from notifyq.cli.masking import HideOption, MaskOption, masks_of
+from notifyq.cli.output import (
     DsnOption,
     JsonOption,
     instant,
@@ -17,8 +18,7 @@ from notifyq.cli.common import (
     print_rows,
     run,
 )
-from notifyq.cli.masking import HideOption, MaskOption, masks_of
-from notifyq.monitor import AuditEntry, audit_entries
+from notifyq.operations.monitor import AuditEntry, audit_entries
 
 
 def audit(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from notifyq.cli.common import err, out, print_table, run
+from notifyq.cli.output import err, out, print_table, run
 from notifyq.errors import ConfigurationError
 
 bench = typer.Typer(name="bench", help="Measure notifyq and other queues on one server.")

@@ -10,9 +10,9 @@ import asyncpg
 import typer
 
 from notifyq.broker import Broker
-from notifyq.cli.common import DsnOption, duration, resolve_dsn, run
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
-from notifyq.cli.scrapes import MetricsHostOption, MetricsPortOption, serve_metrics
+from notifyq.cli.metrics_options import MetricsHostOption, MetricsPortOption, serve_metrics
+from notifyq.cli.output import DsnOption, duration, resolve_dsn, run
 from notifyq.cli.worker import stop_signals
 from notifyq.config import (
     BrokerSettings,
@@ -21,13 +21,13 @@ from notifyq.config import (
     with_user,
 )
 from notifyq.errors import ConfigurationError, NotifyqError
-from notifyq.events import log_sink
+from notifyq.telemetry import log_sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from notifyq.events import Sink
-    from notifyq.metrics import BrokerMetrics
+    from notifyq.operations.metrics import BrokerMetrics
+    from notifyq.telemetry import Sink
 
 
 def broker(
@@ -65,7 +65,7 @@ def broker(
 
 
 def _metrics() -> BrokerMetrics:
-    from notifyq.metrics import BrokerMetrics
+    from notifyq.operations.metrics import BrokerMetrics
 
     return BrokerMetrics()
 

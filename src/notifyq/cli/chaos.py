@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from notifyq.cli.common import err, out, print_table, run
+from notifyq.cli.output import err, out, print_table, run
 from notifyq.cli.progress import Progress
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from notifyq.cli.common import DsnOption, err, open_database, out, resolve_dsn, run
 from notifyq.cli.masking import HideOption, MaskOption, masks_of
+from notifyq.cli.output import DsnOption, err, open_database, out, resolve_dsn, run
 from notifyq.config import exposure, from_environment, listen_dsn_from_environment
-from notifyq.dashboard import LOOPBACK, MISSING, User, Users, create_app
-from notifyq.dashboard.access import write_user
 from notifyq.errors import ConfigurationError
+from notifyq.operations.dashboard import LOOPBACK, MISSING, User, Users, create_app
+from notifyq.operations.dashboard.access import write_user
 
 _VARIABLE = "NOTIFYQ_DASHBOARD_PASSWORD"
 _SECRET = "NOTIFYQ_DASHBOARD_SECRET"  # noqa: S105  the name of a variable
@@ -83,7 +83,13 @@ def dashboard(
         return
     users = _users(auth_file, password_file)
     try:
-        from notifyq.dashboard.serve import announce, bind, check_place, check_proxies, serve
+        from notifyq.operations.dashboard.serve import (
+            announce,
+            bind,
+            check_place,
+            check_proxies,
+            serve,
+        )
     except ImportError as error:
         raise ConfigurationError(MISSING) from error
     check_place(host, is_guarded=users is not None)

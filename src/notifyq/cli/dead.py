@@ -15,11 +15,15 @@ from typing import Annotated, Any
 
 import typer
 
-from notifyq import sql
-from notifyq.archive import Archive
-from notifyq.cli.acting import acting
-from notifyq.cli.bookmark import Bookmark
-from notifyq.cli.common import (
+from notifyq.archive.dead_letters import DeadLetters
+from notifyq.archive.reader import Archive
+from notifyq.cli.audited import acting
+from notifyq.cli.default_command import Listing
+from notifyq.cli.groups import FingerprintOption, act_on, groups
+from notifyq.cli.hints import require_known
+from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
+from notifyq.cli.messages import LimitOption, show
+from notifyq.cli.output import (
     DsnOption,
     JsonOption,
     QueueOption,
@@ -36,17 +40,13 @@ from notifyq.cli.common import (
     run,
     when,
 )
-from notifyq.cli.groups import FingerprintOption, act_on, groups
-from notifyq.cli.hints import require_known
-from notifyq.cli.listing import Listing
-from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
-from notifyq.cli.messages import LimitOption, show
+from notifyq.cli.watch_state import Bookmark
 from notifyq.cli.worker import stop_signals
-from notifyq.deadletters import DeadLetters
+from notifyq.database import sql
 from notifyq.errors import ConfigurationError, ForeignPositionError
-from notifyq.events import log_sink
-from notifyq.model import ArchivedMessage, Status
-from notifyq.monitor import Act, Conditions
+from notifyq.models.message import ArchivedMessage, Status
+from notifyq.operations.monitor import Act, Conditions
+from notifyq.telemetry import log_sink
 
 dead = typer.Typer(name="dead", cls=Listing, help="List (ls), show, retry, delete dead messages.")
 dead.command("show")(show)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import typer
 
-from notifyq.cli.common import (
+from notifyq.cli.output import (
     DsnOption,
     JsonOption,
     err,
@@ -29,10 +29,10 @@ from notifyq.cli.common import (
     span,
 )
 from notifyq.cli.progress import Progress
-from notifyq.database import connect
-from notifyq.embedded import development
-from notifyq.migrate import install
-from notifyq.model import Status
+from notifyq.database.pool import connect
+from notifyq.models.message import Status
+from notifyq.schema import install
+from notifyq.server import development
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from notifyq.cli.acting import who
 from notifyq.cli.arguments import dsn_source
-from notifyq.cli.common import DsnOption, JsonOption, out, print_json, printable, resolve_dsn, run
+from notifyq.cli.audited import who
+from notifyq.cli.output import DsnOption, JsonOption, out, print_json, printable, resolve_dsn, run
 from notifyq.config import listen_dsn_from_environment
-from notifyq.doctor import CHECKS, Level, examine, mend, steps
 from notifyq.errors import NotifyqError
+from notifyq.operations.doctor import CHECKS, Level, examine, mend, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from notifyq.doctor import Finding
+    from notifyq.operations.doctor import Finding
 
 _CODES = {Level.OK: 0, Level.SKIPPED: 0, Level.WARN: 1, Level.FAIL: 2}
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from notifyq.cli.acting import acting
-from notifyq.cli.common import (
+from notifyq.cli.audited import acting
+from notifyq.cli.output import (
     DsnOption,
     FilterOption,
     JsonOption,
@@ -16,7 +16,7 @@ from notifyq.cli.common import (
     print_rows,
     run,
 )
-from notifyq.streams import Streams
+from notifyq.streams.admin import Streams
 
 _Stream = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
 _Subscriber = Annotated[str, typer.Argument(help="Name of the subscriber.")]

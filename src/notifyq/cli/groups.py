@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from notifyq import monitor
-from notifyq.cli.acting import noting
-from notifyq.cli.common import (
+from notifyq.cli.audited import noting
+from notifyq.cli.hints import require_known
+from notifyq.cli.masking import masks_of_environment
+from notifyq.cli.output import (
     DsnOption,
     JsonOption,
     QueueOption,
@@ -21,9 +22,8 @@ from notifyq.cli.common import (
     run,
     when,
 )
-from notifyq.cli.hints import require_known
-from notifyq.cli.masking import masks_of_environment
-from notifyq.monitor import Act, Conditions, DeadGroups, clock, dead_groups, step
+from notifyq.operations import monitor
+from notifyq.operations.monitor import Act, Conditions, DeadGroups, clock, dead_groups, step
 
 FingerprintOption = Annotated[
     str | None,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from notifyq.admin import Admin
-from notifyq.archive import Archive
+from notifyq.archive.reader import Archive
 from notifyq.errors import (
     DatabaseError,
     LakeNotFoundError,
@@ -30,11 +29,12 @@ from notifyq.errors import (
     SubscriptionNotFoundError,
     reason,
 )
-from notifyq.schedules import Schedules
-from notifyq.streams import Streams
+from notifyq.queues.admin import Admin
+from notifyq.queues.schedules import Schedules
+from notifyq.streams.admin import Streams
 
 if TYPE_CHECKING:
-    from notifyq.database import Database
+    from notifyq.database.pool import Database
 
 HINTS: dict[type[DatabaseError], str] = {
     QueueNotFoundError: "create it with `notifyq queues create {0}`",

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from notifyq.admin import Admin
 from notifyq.cli.arguments import warn_of_password
-from notifyq.cli.common import (
+from notifyq.cli.output import (
     DsnOption,
     JsonOption,
     err,
@@ -24,13 +23,14 @@ from notifyq.cli.common import (
 )
 from notifyq.cli.progress import Progress
 from notifyq.config import dsn_from_file
-from notifyq.database import connect
+from notifyq.database.pool import connect
 from notifyq.importing import SYSTEMS, Transfer
+from notifyq.queues.admin import Admin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from notifyq.database import Database
+    from notifyq.database.pool import Database
     from notifyq.importing import Census, Summary
 
 _SHOWN = 10

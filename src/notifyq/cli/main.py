@@ -27,7 +27,6 @@ from notifyq.cli import (
     importing,
     messages,
     metrics,
-    pipelines,
     publish,
     queues,
     relay,
@@ -36,17 +35,18 @@ from notifyq.cli import (
     schedules,
     schema,
     server,
+    spark,
     stream,
     top,
     worker,
 )
 from notifyq.cli.arguments import refuse_blanks, with_dsn
-from notifyq.cli.common import DsnOption, err, open_database, out, printable, run
 from notifyq.cli.hints import advised
 from notifyq.cli.logs import mask_logs
-from notifyq.embedded.signals import unwinding
+from notifyq.cli.output import DsnOption, err, open_database, out, printable, run
+from notifyq.database.sql import SESSION
 from notifyq.errors import DatabaseError, NotifyqError, ServerError
-from notifyq.sql import SESSION
+from notifyq.server.signals import unwinding
 
 # Typer brings a copy of click along or uses the one installed; only the class tells which.
 UsageError: type[Exception] = next(
@@ -81,7 +81,7 @@ app.add_typer(stream.stream)
 app.add_typer(archive.archive)
 app.add_typer(retention.retention)
 app.add_typer(schedules.schedules)
-app.add_typer(pipelines.spark)
+app.add_typer(spark.spark)
 app.command("dashboard")(dashboard.dashboard)
 app.command("top")(top.top)
 app.command("report")(report.report)

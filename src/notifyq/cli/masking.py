@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from notifyq.config import from_environment
-from notifyq.masks import Masks
+from notifyq.operations.masks import Masks
 
 _VARIABLE = "NOTIFYQ_MASK"
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from notifyq import sql
-from notifyq.archive import Archive
-from notifyq.cli.acting import noting
-from notifyq.cli.common import (
+from notifyq.archive.reader import Archive
+from notifyq.cli.audited import noting
+from notifyq.cli.hints import require_known
+from notifyq.cli.output import (
     DsnOption,
     IdArgument,
     IdsArgument,
@@ -28,8 +28,8 @@ from notifyq.cli.common import (
     span,
     when,
 )
-from notifyq.cli.hints import require_known
-from notifyq.model import ArchivedMessage, Attempt, Dependency, Message, State, Status
+from notifyq.database import sql
+from notifyq.models.message import ArchivedMessage, Attempt, Dependency, Message, State, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from notifyq.cli.common import DsnOption, err, open_database, run
+from notifyq.cli.output import DsnOption, err, open_database, run
 from notifyq.cli.worker import stop_signals
 
 
@@ -27,7 +27,7 @@ def metrics(
     # Late, as their library takes its time to load.
     from prometheus_client import CollectorRegistry
 
-    from notifyq.metrics import DatabaseMetrics, start_server
+    from notifyq.operations.metrics import DatabaseMetrics, start_server
 
     async def serve() -> None:
         async with open_database(dsn, serves=True) as opened:

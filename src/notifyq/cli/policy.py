@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from notifyq.cli.common import duration
+from notifyq.cli.output import duration
 
 _LIMITS = "Limits (none takes one away)"
 

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from notifyq.cli.arguments import handing_down_dsn
-from notifyq.cli.control import PASSING, PLACE, STARTED, STOP, received
+from notifyq.cli.signals import PASSING, PLACE, STARTED, STOP, received
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

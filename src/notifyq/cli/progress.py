@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from notifyq.cli.common import err
+from notifyq.cli.output import err
 
 _EVERY = 2.0
 """Seconds between two lines where there is no terminal."""

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import asyncpg
 import typer
 
-from notifyq.admin import Admin
-from notifyq.cli.common import (
+from notifyq.cli.output import (
     DsnOption,
     duration,
     err,
@@ -27,15 +26,16 @@ from notifyq.cli.common import (
 )
 from notifyq.cli.progress import Progress
 from notifyq.errors import ConfigurationError, NotifyqError
-from notifyq.options import DedupScope, OnDuplicate, OnFailure
-from notifyq.payload import Json, check_json
-from notifyq.publisher import Publisher
-from notifyq.streams import Streams
+from notifyq.models.payload import Json, check_json
+from notifyq.queues.admin import Admin
+from notifyq.queues.publish_options import DedupScope, OnDuplicate, OnFailure
+from notifyq.queues.publisher import Publisher
+from notifyq.streams.admin import Streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
 
-    from notifyq.database import Database
+    from notifyq.database.pool import Database
 
 _LONGEST = 1 << 28
 """Bytes of the largest message that a queue can take."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from notifyq.admin import Admin, Policy
-from notifyq.cli.acting import acting
-from notifyq.cli.common import (
+from notifyq.cli.audited import acting
+from notifyq.cli.default_command import Listing
+from notifyq.cli.hints import require_known
+from notifyq.cli.output import (
     DsnOption,
     JsonOption,
     cell,
@@ -19,8 +20,6 @@ from notifyq.cli.common import (
     print_rows,
     run,
 )
-from notifyq.cli.hints import require_known
-from notifyq.cli.listing import Listing
 from notifyq.cli.policy import (
     AttemptsOption,
     BackoffMaxOption,
@@ -45,6 +44,7 @@ from notifyq.cli.policy import (
     RetentionOption,
     weight,
 )
+from notifyq.queues.admin import Admin, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

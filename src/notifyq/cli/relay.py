@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notifyq.cli.arguments import listen_dsn_option, warn_of_password
-from notifyq.cli.common import FilterOption, duration, err, out, print_json, printable, run
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
-from notifyq.cli.scrapes import MetricsHostOption, MetricsPortOption, serve_metrics
+from notifyq.cli.metrics_options import MetricsHostOption, MetricsPortOption, serve_metrics
+from notifyq.cli.output import FilterOption, duration, err, out, print_json, printable, run
 from notifyq.cli.worker import load, stop_signals
 from notifyq.config import (
     DatabaseSettings,
@@ -21,14 +21,14 @@ from notifyq.config import (
     ScrapeSettings,
     dsn_from_file,
 )
-from notifyq.database import Database
+from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError
-from notifyq.events import log_sink
 from notifyq.relay import Relay, RelayMoved, RelayRefused, StreamRelay
+from notifyq.telemetry import log_sink
 
 if TYPE_CHECKING:
-    from notifyq.events import Event
-    from notifyq.metrics import RelayMetrics
+    from notifyq.operations.metrics import RelayMetrics
+    from notifyq.telemetry import Event
 
 _EVERY = 10.0
 """Seconds between two lines about what was moved."""
@@ -145,7 +145,7 @@ def relay(
 
 
 def _metrics() -> RelayMetrics:
-    from notifyq.metrics import RelayMetrics
+    from notifyq.operations.metrics import RelayMetrics
 
     return RelayMetrics()
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from notifyq.cli.common import DsnOption, instant, open_database, out, run
+from notifyq.cli.output import DsnOption, instant, open_database, out, run
 from notifyq.paths import local_path
 
 if TYPE_CHECKING:
-    from notifyq.report import Report
+    from notifyq.operations.report import Report
 
 
 def report(
@@ -55,7 +55,7 @@ def report(
         raise typer.BadParameter(f"--out {str(out_)!r} is neither .html nor .png")
     local_path(out_)  # no URI
     # Late, as charts need more packages, and these take their time.
-    from notifyq.report import gather, page, picture
+    from notifyq.operations.report import gather, page, picture
 
     async def read() -> Report:
         async with open_database(dsn) as database:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from notifyq.cli.acting import acting
-from notifyq.cli.common import (
+from notifyq.cli.audited import acting
+from notifyq.cli.default_command import Listing
+from notifyq.cli.output import (
     DsnOption,
     JsonOption,
     cell,
@@ -21,17 +22,16 @@ from notifyq.cli.common import (
     size,
     span,
 )
-from notifyq.cli.listing import Listing
 from notifyq.cli.policy import duration_or_none
-from notifyq.monitor import archive_days
-from notifyq.monitor import retention as read_retention
-from notifyq.monitor.statements import ALTER_ARCHIVE
+from notifyq.operations.monitor import archive_days
+from notifyq.operations.monitor import retention as read_retention
+from notifyq.operations.monitor.statements import ALTER_ARCHIVE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from notifyq.monitor import ArchiveDay, Kept
+    from notifyq.operations.monitor import ArchiveDay, Kept
 
 retention = typer.Typer(
     name="retention", cls=Listing, help="What the archive keeps (ls), for how long; change it."

@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
-from notifyq.admin import Admin
-from notifyq.cli.acting import acting, noting
-from notifyq.cli.common import (
+from notifyq.cli.audited import acting, noting
+from notifyq.cli.default_command import Listing
+from notifyq.cli.output import (
     DsnOption,
     JsonOption,
     duration,
@@ -26,16 +26,16 @@ from notifyq.cli.common import (
     span,
     when,
 )
-from notifyq.cli.listing import Listing
 from notifyq.cli.worker import load_app
 from notifyq.errors import ConfigurationError
-from notifyq.payload import Json, check_json
-from notifyq.schedules import Schedule, Schedules
+from notifyq.models.payload import Json, check_json
+from notifyq.queues.admin import Admin
+from notifyq.queues.schedules import Schedule, Schedules
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from notifyq.schedules import ScheduleInfo
+    from notifyq.queues.schedules import ScheduleInfo
 
 schedules = typer.Typer(
     name="schedules", cls=Listing, help="List (ls) and change what is published by the clock."

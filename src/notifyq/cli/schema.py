@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from notifyq import migrate as runner
-from notifyq import monitor
-from notifyq.cli.acting import who
-from notifyq.cli.common import DsnOption, JsonOption, err, out, print_json, resolve_dsn, run
+from notifyq import schema as runner
+from notifyq.cli.audited import who
+from notifyq.cli.output import DsnOption, JsonOption, err, out, print_json, resolve_dsn, run
 from notifyq.config import DatabaseSettings
-from notifyq.database import connect, explaining
+from notifyq.database.pool import connect, explaining
 from notifyq.errors import SchemaMissingError
+from notifyq.operations import monitor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
 SqlOption = Annotated[
     bool, typer.Option("--sql", help="Change nothing: print a script for psql that would do it.")

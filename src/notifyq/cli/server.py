@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from notifyq.embedded import development
+from notifyq.server import development
 
 if TYPE_CHECKING:
     from pathlib import Path

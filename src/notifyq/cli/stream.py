@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from notifyq.cli.acting import acting
-from notifyq.cli.common import (
+from notifyq.cli.audited import acting
+from notifyq.cli.default_command import Listing
+from notifyq.cli.forward import forward, forwards, unforward
+from notifyq.cli.output import (
     DsnOption,
     JsonOption,
     duration,
@@ -19,16 +21,14 @@ from notifyq.cli.common import (
     run,
     size,
 )
-from notifyq.cli.forward import forward, forwards, unforward
-from notifyq.cli.listing import Listing
 from notifyq.cli.tail import tail
 from notifyq.errors import ConfigurationError
-from notifyq.streams import StreamPolicy, Streams
+from notifyq.streams.admin import StreamPolicy, Streams
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from notifyq.admin import Bell
+    from notifyq.queues.admin import Bell
 
 stream = typer.Typer(
     name="stream", cls=Listing, help="Streams, whose events every subscriber gets: list (ls), make."

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from notifyq.cli.common import (
+from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
+from notifyq.cli.output import (
     DsnOption,
     JsonOption,
     cell,
@@ -19,15 +20,14 @@ from notifyq.cli.common import (
     run,
     when,
 )
-from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
 from notifyq.cli.worker import stop_signals
 from notifyq.errors import StreamNotFoundError
-from notifyq.events import log_sink
-from notifyq.streams import Streams
-from notifyq.tail import Tail
+from notifyq.streams.admin import Streams
+from notifyq.streams.tail import Tail
+from notifyq.telemetry import log_sink
 
 if TYPE_CHECKING:
-    from notifyq.event import Event
+    from notifyq.models.event import Event
 
 
 def tail(

@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from notifyq.cli.common import DsnOption, duration, open_database, print_json, run
 from notifyq.cli.masking import HideOption, MaskOption, masks_of
+from notifyq.cli.output import DsnOption, duration, open_database, print_json, run
 from notifyq.errors import ConfigurationError
-from notifyq.masks import Masks
-from notifyq.top.once import as_json as snapshot_json
-from notifyq.top.once import as_text
-from notifyq.top.snapshot import Source
+from notifyq.operations.masks import Masks
+from notifyq.operations.top.once import as_json as snapshot_json
+from notifyq.operations.top.once import as_text
+from notifyq.operations.top.snapshot import Source
 
 _PIPED = 120
 """Columns where there is no terminal that has some."""
@@ -71,7 +71,7 @@ async def _once(dsn: str | None, masks: Masks, *, as_json: bool) -> None:
 
 async def _watch(dsn: str | None, every: timedelta, masks: Masks, *, read_only: bool) -> None:
     try:
-        from notifyq.top.app import Top
+        from notifyq.operations.top.app import Top
     except ImportError as error:
         raise ConfigurationError(
             "top needs one more package: pip install 'notifyq[top]'"

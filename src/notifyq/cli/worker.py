@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notifyq.app import App
-from notifyq.cli.common import DsnOption, duration, resolve_dsn, run
-from notifyq.cli.control import Control, number_lines
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
+from notifyq.cli.metrics_options import MetricsHostOption, MetricsPortOption, serve_metrics
+from notifyq.cli.output import DsnOption, duration, resolve_dsn, run
 from notifyq.cli.processes import Supervisor
 from notifyq.cli.reload import run_and_reload
-from notifyq.cli.scrapes import MetricsHostOption, MetricsPortOption, serve_metrics
+from notifyq.cli.signals import Control, number_lines
 from notifyq.config import CommandSettings, WorkerSettings, listen_dsn_from_environment
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
-from notifyq.events import log_sink
+from notifyq.telemetry import log_sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from notifyq.metrics import WorkerMetrics
+    from notifyq.operations.metrics import WorkerMetrics
 
 log = logging.getLogger("notifyq.worker")
 
@@ -117,7 +117,7 @@ def worker(
 
 
 def _metrics() -> WorkerMetrics:
-    from notifyq.metrics import WorkerMetrics
+    from notifyq.operations.metrics import WorkerMetrics
 
     return WorkerMetrics()
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from notifyq.archive import Archive
+from notifyq.archive.reader import Archive
 from notifyq.demo.index import LIBRARY, LIBRARY_QUEUE, MODULES, app, source_files
-from notifyq.embedded.launch import Tie, launcher
 from notifyq.errors import ConfigurationError, NotifyqError
-from notifyq.model import ArchivedMessage, Status
-from notifyq.publisher import Publisher
+from notifyq.models.message import ArchivedMessage, Status
+from notifyq.queues.publisher import Publisher
+from notifyq.server.launch import Tie, launcher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from datetime import datetime
 
-    from notifyq.database import Database
+    from notifyq.database.pool import Database
 
 _LOOK = 0.25
 """Seconds between two looks at how far the workers are."""

@@ -11,7 +11,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.importing.table import Item, Table, short
 
 if TYPE_CHECKING:
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
 _FIND = """
 select m.queue_name::text as queue, quote_literal(m.queue_name) as literal,

@@ -6,10 +6,10 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from notifyq.importing.table import Item, Table, name_of_table, short
-from notifyq.payload import check_json, encode
+from notifyq.models.payload import check_json, encode
 
 if TYPE_CHECKING:
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
 
 async def tables(connection: Connection, name: str | None) -> list[Table]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from notifyq.importing.table import Item, Table, name_of_table, short
 
 if TYPE_CHECKING:
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
 _FIND = """
 select to_regclass($1)::text as jobs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from notifyq.payload import encode
+from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

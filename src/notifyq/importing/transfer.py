@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from notifyq import sql
-from notifyq.admin import Admin
-from notifyq.database import explaining
+from notifyq.database import sql
+from notifyq.database.pool import explaining
 from notifyq.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -19,12 +18,13 @@ from notifyq.errors import (
 )
 from notifyq.importing import pgmq, pgqueuer, procrastinate
 from notifyq.importing.table import Census
-from notifyq.model import decode
+from notifyq.models.message import decode
+from notifyq.queues.admin import Admin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
-    from notifyq.database import Connection, Database
+    from notifyq.database.pool import Connection, Database
     from notifyq.importing.table import Item, Table
 
     Finder = Callable[[Connection, str | None], Awaitable[list[Table]]]

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
-from notifyq.events import Event
+from notifyq.telemetry import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

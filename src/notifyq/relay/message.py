@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from notifyq.model import decode
-from notifyq.payload import encode
+from notifyq.models.message import decode
+from notifyq.models.payload import encode
 
 Item: TypeAlias = tuple[
     str, str, str, int, str | None, str | None, str | None, str | None, str | None, int | None

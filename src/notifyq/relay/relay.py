@@ -13,33 +13,32 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from notifyq import sql
-from notifyq.attendance import Attendance
-from notifyq.backoff import Patience
-from notifyq.bell import Promises
-from notifyq.claims import Look
 from notifyq.config import RelaySettings
+from notifyq.database import sql
+from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
-from notifyq.events import Guarded, log_sink
-from notifyq.listener import Listener
-from notifyq.pace import Allowance
+from notifyq.notify.listener import Listener
+from notifyq.notify.poller import Poll, Poller
+from notifyq.notify.suppression import Suppression
+from notifyq.notify.wake import TokenBucket
+from notifyq.relay.backpressure import Backpressure
 from notifyq.relay.events import RelayStarted, RelayStopped
-from notifyq.relay.intake import Intake
-from notifyq.relay.introduction import introduce
-from notifyq.relay.ledger import Ledger
-from notifyq.relay.stall import Stall
+from notifyq.relay.fetcher import RelayFetcher
+from notifyq.relay.handshake import introduce
+from notifyq.relay.settlement import Settlement
 from notifyq.relay.target import PASSING, reason_of
 from notifyq.relay.transformation import transform
-from notifyq.upkeep import Upkeep
+from notifyq.telemetry import Guarded, log_sink
+from notifyq.worker.maintenance import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from notifyq.database import Database
-    from notifyq.events import Sink
-    from notifyq.relay.flight import Flight
+    from notifyq.database.pool import Database
+    from notifyq.notify.session import Session
+    from notifyq.relay.batch import RelayBatch
     from notifyq.relay.message import Transform
-    from notifyq.session import Session
+    from notifyq.telemetry import Sink
 
 log = logging.getLogger("notifyq.relay")
 
@@ -82,9 +81,9 @@ class Relay:
         self.counts: Counter[str] = Counter()
         """Messages by what became of them: moved, known, dropped, failed, refused and so on."""
         self._wake = asyncio.Event()
-        self._flights: dict[Flight, asyncio.Task[None]] = {}
+        self._flights: dict[RelayBatch, asyncio.Task[None]] = {}
         self._working: set[asyncio.Task[None]] = set()
-        self._intake = Intake(source, self._routes, self._settings, self.name, filter)
+        self._intake = RelayFetcher(source, self._routes, self._settings, self.name, filter)
         self._stops = 0
         self._recovery: asyncio.Timeout | None = None
         self._patience = Patience("the start", log, source.settings.retry_for)
@@ -129,8 +128,8 @@ class Relay:
             await opened.enter_async_context(self._source)
             await opened.enter_async_context(self._target_database)
             await self._introduce()
-            promises = Promises(self._source, self._sink, on_session=self._wake.set)
-            self._attendance = Attendance(
+            promises = Suppression(self._source, self._sink, on_session=self._wake.set)
+            self._attendance = Poller(
                 promises, list(self._routes), poll=self._settings.poll.total_seconds()
             )
             listener = Listener(
@@ -179,11 +178,11 @@ class Relay:
             settings.remember,
             accept_restored=self._accepts_restored,
         )
-        self._ledger = Ledger(self._source, names, settings.attempts, self.counts, self._sink)
-        self._stall = Stall(self._target, self._sink, on_end=self._wake.set)
+        self._ledger = Settlement(self._source, names, settings.attempts, self.counts, self._sink)
+        self._stall = Backpressure(self._target, self._sink, on_end=self._wake.set)
 
     async def _move_until_stopped(self) -> None:
-        vain = Allowance()
+        vain = TokenBucket()
         while not self._stops:
             # Cleared before the look: a bell that rings while it is under way must set it again.
             is_rung = self._wake.is_set()
@@ -211,7 +210,7 @@ class Relay:
     def _room(self) -> int:
         return 0 if self._stall.is_on else self._settings.in_flight - len(self._flights)
 
-    async def _look(self, *, is_last: bool) -> Look:
+    async def _look(self, *, is_last: bool) -> Poll:
         """Claim a batch, and have it moved."""
         began = time.monotonic()
         try:
@@ -219,7 +218,7 @@ class Relay:
         except DatabaseUnavailableError as error:
             log.warning("claim failed: %s", error)
             await self._recover()
-            return Look(frozenset(), is_full=False, began=began, has_failed=True)
+            return Poll(frozenset(), is_full=False, began=began, has_failed=True)
         if flight is not None:
             self._flights[flight] = self._begin(self._move(flight))
         return look
@@ -238,7 +237,7 @@ class Relay:
         finally:
             self._recovery = None
 
-    async def _move(self, flight: Flight) -> None:
+    async def _move(self, flight: RelayBatch) -> None:
         try:
             if self._transform is not None:
                 await transform(self._transform, flight)

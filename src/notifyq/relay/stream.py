@@ -14,30 +14,30 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from notifyq import sql
-from notifyq.backoff import Patience
 from notifyq.config import RelaySettings
-from notifyq.doorbell import Hearing
+from notifyq.database import sql
+from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError
-from notifyq.events import Guarded, log_sink
-from notifyq.listener import Listener
-from notifyq.model import decode
-from notifyq.pace import Wake
+from notifyq.models.message import decode
+from notifyq.notify.listener import Listener
+from notifyq.notify.shared import DeliveryCheck
+from notifyq.notify.wake import Wake
+from notifyq.relay.backpressure import Backpressure
 from notifyq.relay.events import RelayMoved, RelayRefused, RelayStarted, RelayStopped
-from notifyq.relay.introduction import introduce
+from notifyq.relay.handshake import introduce
 from notifyq.relay.message import RelayMessage
-from notifyq.relay.stall import Stall
 from notifyq.relay.target import PASSING, reason_of
 from notifyq.relay.transformation import transform
-from notifyq.tracebacks import in_line
+from notifyq.telemetry import Guarded, log_sink
+from notifyq.telemetry.tracebacks import in_line
 
 if TYPE_CHECKING:
     import asyncpg
 
-    from notifyq.database import Database
-    from notifyq.events import Sink
+    from notifyq.database.pool import Database
     from notifyq.relay.message import Item, Transform
     from notifyq.relay.target import Sent
+    from notifyq.telemetry import Sink
 
 log = logging.getLogger("notifyq.relay")
 
@@ -174,7 +174,7 @@ class StreamRelay:
                 part=f"{self._stream}/{self._subscriber}",
                 accept_restored=self._accepts_restored,
             )
-            self._stall = Stall(self._target, self._sink, on_end=self._wake.set)
+            self._stall = Backpressure(self._target, self._sink, on_end=self._wake.set)
             self._listener = Listener(
                 self._source.listen_dsn,
                 [sql.NEW_EVENT],
@@ -182,7 +182,7 @@ class StreamRelay:
                 settings=self._source.settings,
                 name="notifyq relay",
                 ping=10,
-                services=[Hearing(self._source).serve],
+                services=[DeliveryCheck(self._source).serve],
                 sink=self._sink,
             )
             await opened.enter_async_context(self._listener)

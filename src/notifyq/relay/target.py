@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from notifyq import sql
+from notifyq.database import sql
 from notifyq.errors import (
     DatabaseUnavailableError,
     InvalidArgumentError,
@@ -20,13 +20,13 @@ from notifyq.errors import (
     StreamPausedError,
 )
 from notifyq.relay.message import columns
-from notifyq.tracebacks import clean, text_of
+from notifyq.telemetry.tracebacks import clean, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import timedelta
 
-    from notifyq.database import Database
+    from notifyq.database.pool import Database
     from notifyq.relay.message import Item
 
 _LARGEST = 8_000_000

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import ConfigurationError
-from notifyq.retries import Reject, Retry
+from notifyq.handlers.retries import Reject, Retry
 from notifyq.spark import statements
 from notifyq.spark.connection import connect
 from notifyq.spark.failures import translated

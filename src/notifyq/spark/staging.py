@@ -1,6 +1,6 @@
 """Staging: rows that are copied into PostgreSQL, and become messages when their load is committed.
 
-Whatever publishes in bulk stages here: the data source, `load` and `replay`. See 85b_load.sql.
+Whatever publishes in bulk stages here: the data source, `load` and `replay`. See transfer/load.sql.
 """
 
 from __future__ import annotations

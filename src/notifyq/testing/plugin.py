@@ -16,9 +16,9 @@ import asyncpg
 import pytest
 
 from notifyq.config import with_database
-from notifyq.embedded import Server
-from notifyq.embedded.signals import unwinding
-from notifyq.migrate import install
+from notifyq.schema import install
+from notifyq.server import Server
+from notifyq.server.signals import unwinding
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

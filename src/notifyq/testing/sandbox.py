@@ -9,19 +9,20 @@ from unittest.mock import ANY
 
 from pydantic_core import to_jsonable_python
 
-from notifyq.batches import Batch
-from notifyq.deliveries import Delivery
-from notifyq.event import Event
-from notifyq.events import log_sink
-from notifyq.executor import Cause, Execution
-from notifyq.handlers import Handler
-from notifyq.inbox import Inbox
-from notifyq.model import ArchivedMessage, Failed, Message, Rejected
-from notifyq.processes import Processes
-from notifyq.subscribers import Subscriber
-from notifyq.tools import Tools
-from notifyq.transactions import Transactions
-from notifyq.values import duration
+from notifyq.arguments import duration
+from notifyq.execution.batch import BatchCall
+from notifyq.execution.call import Cause, HandlerCall
+from notifyq.execution.processes import Processes
+from notifyq.execution.runtime import Runtime
+from notifyq.execution.transactions import Transactions
+from notifyq.handlers.handler import Handler
+from notifyq.handlers.subscriber import Subscriber
+from notifyq.models.event import Event
+from notifyq.models.message import ArchivedMessage, Message
+from notifyq.models.outcome import Failed, Rejected
+from notifyq.queues.claim_client import ClaimClient
+from notifyq.telemetry import log_sink
+from notifyq.worker.streams.delivery import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,8 +147,8 @@ class Sandbox:
         if not queues:
             names = list(registry.queues())
             readers = [it.subscription for it in registry.subscribers()]
-        inbox = Inbox(self.app.database, "sandbox")
-        tools = Tools(transactions=Transactions(self.app.database, 1), processes=Processes())
+        inbox = ClaimClient(self.app.database, "sandbox")
+        tools = Runtime(transactions=Transactions(self.app.database, 1), processes=Processes())
         handled: list[int] = []
         delivered = 0
         try:
@@ -167,7 +168,7 @@ class Sandbox:
         return [message for message in found if isinstance(message, ArchivedMessage)]
 
     async def _handle_all(
-        self, inbox: Inbox, tools: Tools, names: list[str], *, check: bool, most: int
+        self, inbox: ClaimClient, tools: Runtime, names: list[str], *, check: bool, most: int
     ) -> list[int]:
         """Handle what is due in these queues; return the ids."""
         handled: list[int] = []
@@ -192,7 +193,7 @@ class Sandbox:
                 )
         return handled
 
-    async def _deliver(self, subscription: tuple[str, str], tools: Tools, *, check: bool) -> int:
+    async def _deliver(self, subscription: tuple[str, str], tools: Runtime, *, check: bool) -> int:
         """Call a subscriber for what is there; return for how many events."""
         subscriber = self._handlers[subscription]
         read = self.app.subscription(*subscription)
@@ -217,15 +218,15 @@ class Sandbox:
 
     async def _handle(
         self,
-        inbox: Inbox,
-        tools: Tools,
+        inbox: ClaimClient,
+        tools: Runtime,
         handler: Handler[Any],
         messages: list[Message],
         *,
         check: bool,
     ) -> None:
-        batch: Batch[Execution] = Batch(handler, opened=0)
-        batch.members += [Execution(handler, message) for message in messages]
+        batch: BatchCall[HandlerCall] = BatchCall(handler, opened=0)
+        batch.members += [HandlerCall(handler, message) for message in messages]
         call = batch if handler.batch else batch.members[0]
         timer = None
         if handler.timeout is not None:

@@ -15,16 +15,16 @@ from notifyq.chaos import sending
 from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.kinds import payload
 from notifyq.config import DatabaseSettings
-from notifyq.database import Database, connect
-from notifyq.payload import Json
-from notifyq.publisher import Publisher
+from notifyq.database.pool import Database, connect
+from notifyq.models.payload import Json
+from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
 _STATEMENTS = Path(__file__).parents[1] / "hostile.sql"
 

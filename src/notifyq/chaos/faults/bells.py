@@ -6,22 +6,22 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from notifyq import sql
 from notifyq.chaos import neighbour, notifications
 from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.proxy import Proxy
 from notifyq.chaos.sending import waits
 from notifyq.chaos.server import programs
-from notifyq.database import connect
-from notifyq.embedded.binaries import version
+from notifyq.database import sql
+from notifyq.database.pool import connect
+from notifyq.server.binaries import version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from notifyq.admin import Bell
     from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
+    from notifyq.queues.admin import Bell
 
 _POLL = 1.0
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from notifyq.chaos import neighbour
 from notifyq.chaos.faults.base import Fault
-from notifyq.database import connect
+from notifyq.database.pool import connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
 _SIZE = "select pg_total_relation_size('messages.message') / 1024.0 / 1024"
 _SLOWER = 20

@@ -12,7 +12,7 @@ from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.kinds import LOCK, payload
 from notifyq.chaos.sending import FAILURES, send, waits
 from notifyq.config import DatabaseSettings
-from notifyq.database import Database
+from notifyq.database.pool import Database
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

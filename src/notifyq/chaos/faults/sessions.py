@@ -6,16 +6,16 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from notifyq import sql
 from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.kinds import LOCK
+from notifyq.database import sql
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
-    from notifyq.database import Connection
+    from notifyq.database.pool import Connection
 
     Turn = Callable[["Client"], Awaitable[None]]
 

@@ -15,7 +15,7 @@ from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.kinds import payload
 from notifyq.chaos.sending import FAILURES, send
 from notifyq.config import DatabaseSettings
-from notifyq.database import Database
+from notifyq.database.pool import Database
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,10 @@
+-- Limits: concurrency, rate, order, fairness and capacity.
+\ir limits/lanes.sql
+\ir limits/capacity.sql
+\ir limits/turns.sql
+\ir limits/claim_before_turn.sql
+\ir limits/find_limited.sql
+\ir limits/keys.sql
+\ir limits/fair.sql
+\ir limits/fair_turns.sql
+\ir limits/shares.sql

@@ -1,0 +1,3 @@
+-- Security: the owner and the grants.
+\ir security/owner.sql
+\ir security/grants.sql

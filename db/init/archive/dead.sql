@@ -1,0 +1,393 @@
+-- Dead: messages and events that failed permanently.
+--
+-- raises: NQ001 queue not found, NQ003 invalid argument, NQ020 stream not found, NQ021 subscription
+-- not found
+
+create or replace function messages._dead_of(
+  queue text,
+  status messages.message_status,
+  subscriber text,
+  since timestamptz,
+  is_redriven boolean,
+  quantity integer,
+  skip integer
+)
+  returns setof messages.message_archive
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set enable_sort = off
+  -- Only the index of this queue has its dead in their order: that of all would be read through.
+  set enable_incremental_sort = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+begin
+  -- The rows are read last: an index has all that decides which ones they are.
+  return query
+  select a.*
+  from (
+    select k.id, k.archived_at
+    from messages.message_archive as k
+    where k.status <> 'success'
+      and k.queue = _dead_of.queue
+      and k.archived_at >= _dead_of.since
+      and (_dead_of.status is null or k.status = _dead_of.status)
+      and (_dead_of.subscriber is null or k.subscriber = _dead_of.subscriber)
+      -- `offset 0`: one look for each. Joined by a plan from when few were published again, all of
+      -- these would be compared with each.
+      and (
+        is_redriven
+        or not exists (select from messages.redrive as r where r.archive_id = k.id offset 0)
+      )
+    order by k.archived_at desc, k.id desc
+    limit _dead_of.quantity
+    offset _dead_of.skip
+  ) as f
+  join messages.message_archive as a on a.id = f.id and a.archived_at = f.archived_at
+  order by f.archived_at desc, f.id desc;
+end;
+$$;
+
+-- Dead: what to do about messages that did not succeed.
+
+create or replace view messages.dead_message as
+  select a.*
+  from messages.message_archive as a
+  where a.status <> 'success';
+comment on view messages.dead_message is
+  'Archived messages that did not succeed, also those that were published again since.';
+
+create or replace function messages.dead_list(
+  queue text default null,
+  quantity integer default 100,
+  skip integer default 0,
+  subscriber text default null
+)
+  returns setof messages.dead_message
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  -- The dead have an index of their own; by that of queues all that succeeded would be read.
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set enable_sort = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+begin
+  perform messages._check_quantity(dead_list.quantity, 10000);
+  if dead_list.skip < 0 then
+    perform messages._invalid(format('skip must not be negative: %s', dead_list.skip));
+  end if;
+  if dead_list.queue is not null then
+    return query
+    select d.*
+    from messages._dead_of(
+      queue, null, subscriber, '-infinity', false, dead_list.quantity, dead_list.skip
+    ) as d;
+    return;
+  end if;
+  return query
+  select d.*
+  from messages.dead_message as d
+  where (dead_list.subscriber is null or d.subscriber = dead_list.subscriber)
+    -- `offset 0`: one look for each, however few had been published again for the plan.
+    and not exists (select from messages.redrive as r where r.archive_id = d.id offset 0)
+  order by d.archived_at desc, d.id desc
+  limit dead_list.quantity
+  offset dead_list.skip;
+end;
+$$;
+comment on function messages.dead_list(text, integer, integer, text) is
+  'Dead messages and events that still need attention, the latest first: those published or '
+  'delivered again are left out. Of one queue or stream (null: all), of one subscriber (null: '
+  'all, and messages of queues).';
+
+create or replace function messages.dead_count(
+  queue text default null,
+  subscriber text default null
+)
+  returns bigint
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  -- The dead have an index of their own; by that of queues all that succeeded would be read.
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set enable_sort = off
+  -- All that were published again are read once, not looked for one by one.
+  set enable_nestloop = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+begin
+  -- An index has all that is asked for.
+  if dead_count.queue is null then
+    return (
+      select count(*)
+      from messages.message_archive as k
+      where k.status <> 'success'
+        and (dead_count.subscriber is null or k.subscriber = dead_count.subscriber)
+        and not exists (select from messages.redrive as r where r.archive_id = k.id)
+    );
+  end if;
+  return (
+    select count(*)
+    from messages.message_archive as k
+    where k.status <> 'success'
+      and k.queue = dead_count.queue
+      and (dead_count.subscriber is null or k.subscriber = dead_count.subscriber)
+      and not exists (select from messages.redrive as r where r.archive_id = k.id offset 0)
+  );
+end;
+$$;
+comment on function messages.dead_count(text, text) is
+  'How many dead messages and events still need attention, as dead_list() would list them.';
+
+create or replace function messages.dead_retry(variadic ids bigint[])
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_dead bigint[];
+  v_again bigint[];
+  v_events bigint[];
+begin
+  -- The number of the transaction comes before its ids, see queue/find.sql.
+  perform pg_current_xact_id();
+  with dead as materialized (
+    select o.*, coalesce(o.event_id, nextval('messages.message_id_seq')) as message_id
+    from (
+      select d.id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts,
+        d.subscriber, d.event_id
+      from messages.dead_message as d
+      where d.id = any (dead_retry.ids)
+        -- Events that were skipped as a whole are in no row that could be handed out.
+        and (d.subscriber is null or d.event_id is not null)
+        -- `offset 0`: one look for each, however few had been published again for the plan.
+        and not exists (select from messages.redrive as r where r.archive_id = d.id offset 0)
+      order by d.id
+    ) as o
+  ),
+  -- The primary key lets one of two sessions publish: the other waits for its commit, then skips
+  -- the row. In id order, so that two of them with common ids never wait for each other.
+  recorded as (
+    insert into messages.redrive as r (archive_id, message_id)
+    select d.id, d.message_id from dead as d order by d.id
+    on conflict on constraint redrive_archive_id_pk do nothing
+    returning r.archive_id
+  ),
+  chosen as materialized (
+    select d.*
+    from dead as d
+    -- Not a join: they are thought to be few, and each would be compared with each.
+    where (d.id in (select r.archive_id from recorded as r)) is true
+  ),
+  -- Without the key: a live message may have it by now, and this one must be published.
+  published as (
+    insert into messages.message as m
+      (id, queue, type, priority, message, headers, key, max_attempts)
+      overriding system value
+    select
+      c.message_id, c.queue, c.type, c.priority, c.message, c.headers, c.key, c.max_attempts
+    from chosen as c
+    where c.subscriber is null
+    order by c.message_id
+  )
+  select
+    array_agg(c.id order by c.message_id),
+    array_agg(c.message_id order by c.message_id),
+    array_agg(c.id order by c.id) filter (where c.subscriber is not null)
+  into v_dead, v_again, v_events
+  from chosen as c;
+  if v_events is not null then
+    perform messages._deliver_again(v_events);
+  end if;
+  if exists (select from messages.dependency) then
+    perform messages._redirect(v_dead, v_again);
+  end if;
+  return query select u.id from unnest(v_again) as u (id);
+end;
+$$;
+comment on function messages.dead_retry(bigint[]) is
+  'Publish dead messages again and return the new ids: same queue, message, headers, type, key and '
+  'priority, due at once, with all attempts and without the dedup_key. Each is published again '
+  'once; ids that were, or are not of dead messages, are left out. What is held for one of them '
+  'waits for the new message; and one that ran after others waits for those of them that are '
+  'published again as well. A dead event is handed out again under its own id, to its subscriber '
+  'alone. Raises NQ001 where a queue is gone, NQ020 or NQ021 where a stream or a subscription is; '
+  'then nothing is published.';
+
+create or replace function messages.dead_delete(variadic ids bigint[])
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_deleted bigint;
+begin
+  with deleted as (
+    delete from messages.message_archive as a
+    where a.id = any (dead_delete.ids)
+      and a.status <> 'success'
+    returning a.id
+  ),
+  forgotten as (
+    delete from messages.redrive as r
+    using deleted as d
+    where r.archive_id = d.id
+  ),
+  erased as (
+    delete from messages.attempt as t
+    where t.message_id = any (array(select d.id from deleted as d))
+  )
+  select count(*) into v_deleted from deleted;
+  return v_deleted;
+end;
+$$;
+comment on function messages.dead_delete(bigint[]) is
+  'Delete dead messages from the archive for good, with the history of their attempts; return how '
+  'many were.';
+
+-- Dead events: what subscribers could not handle, beside the dead messages, and both once more.
+
+-- An event stays in its stream, for the other subscribers: so a row of the archive that is about it
+-- has an id of its own, and several may be about one event. Whoever calls has locked the batch.
+create or replace function messages._archive_event(
+  stream text,
+  subscriber text,
+  event_id bigint,
+  created_at timestamptz,
+  type text,
+  key text,
+  message jsonb,
+  headers jsonb,
+  attempts integer,
+  details text default null,
+  status messages.message_status default 'failed',
+  handled_by text default null
+)
+  returns bigint
+  language plpgsql
+as $$
+declare
+  v_id bigint := nextval('messages.message_id_seq');
+begin
+  insert into messages.message_archive (
+    id, created_at, available_at, lock_token, priority, attempts, status, queue, type, handled_by,
+    message, headers, details, key, subscriber, event_id
+  )
+  values (
+    v_id, _archive_event.created_at, _archive_event.created_at, 0, 0, _archive_event.attempts,
+    _archive_event.status, _archive_event.stream, _archive_event.type, _archive_event.handled_by,
+    coalesce(_archive_event.message, 'null'), coalesce(_archive_event.headers, '{}'),
+    _archive_event.details, _archive_event.key, _archive_event.subscriber, _archive_event.event_id
+  );
+  return v_id;
+end;
+$$;
+
+-- One that is being handed out again at this moment already is left as it is.
+create or replace function messages._deliver_again(ids bigint[])
+  returns void
+  language plpgsql
+as $$
+declare
+  v_dead messages.message_archive;
+  v_subscription messages.subscription;
+begin
+  for v_dead in
+    select a.* from messages.message_archive as a where a.id = any (ids) order by a.id
+  loop
+    v_subscription := messages._subscription(v_dead.queue, v_dead.subscriber);
+    insert into messages.event_retry as r (
+      subscription, event_id, due_at, retries, reason, created_at, type, key, message, headers
+    )
+    values (
+      v_subscription.id, v_dead.event_id, clock_timestamp(), v_dead.attempts, v_dead.details,
+      v_dead.created_at, v_dead.type, v_dead.key, v_dead.message, v_dead.headers
+    )
+    on conflict on constraint event_retry_subscription_event_id_pk
+    do update set batch = null, due_at = excluded.due_at, retries = excluded.retries,
+      reason = excluded.reason
+    where r.due_at is null;
+  end loop;
+  perform messages._ring_stream(messages._stream(d.queue))
+  from (
+    select distinct a.queue from messages.message_archive as a where a.id = any (ids)
+  ) as d;
+end;
+$$;
+
+create or replace function messages.redrive(
+  queue text default null,
+  status messages.message_status default null,
+  since timestamptz default null,
+  until timestamptz default null,
+  quantity integer default 1000,
+  subscriber text default null
+)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_ids bigint[];
+begin
+  perform messages._check_quantity(redrive.quantity, 100000);
+  if redrive.status = 'success' then
+    perform messages._invalid(
+      'status must not be success', 'messages that succeeded are not dead; null means all that are'
+    );
+  end if;
+  if redrive.queue is not null
+    and not exists (select from messages.stream as s where s.name = redrive.queue)
+  then
+    perform messages._queue(redrive.queue);
+  end if;
+  -- One at a time: a second session would choose the same messages and find them published.
+  lock table messages.redrive in share row exclusive mode;
+  -- What was dropped is passed over; else its messages would stop all the others.
+  v_ids := array(
+    select d.id
+    from messages.dead_message as d
+    where (redrive.queue is null or d.queue = redrive.queue)
+      and (redrive.status is null or d.status = redrive.status)
+      and (redrive.since is null or d.archived_at >= redrive.since)
+      and (redrive.until is null or d.archived_at < redrive.until)
+      and (redrive.subscriber is null or d.subscriber = redrive.subscriber)
+      and not exists (select from messages.redrive as r where r.archive_id = d.id)
+      and (
+        exists (
+          select from messages.queue as q where q.name = d.queue and d.subscriber is null
+        )
+        or exists (
+          select from messages.stream as s
+          join messages.subscription as u on u.stream = s.id
+          where s.name = d.queue and u.name = d.subscriber
+        )
+      )
+      and (d.subscriber is null or d.event_id is not null)
+    order by d.archived_at, d.id
+    limit redrive.quantity
+  );
+  return (select count(*)::integer from messages.dead_retry(variadic v_ids));
+end;
+$$;
+comment on function messages.redrive(
+  text, messages.message_status, timestamptz, timestamptz, integer, text
+) is
+  'Publish up to quantity (at most 100000) dead messages again as dead_retry() does, the oldest '
+  'first, and return how many: of one queue (null: all there are), of one status (null: any), '
+  'archived at or after since and before until, of one subscriber (null: any). Raises NQ001 for an '
+  'unknown queue.';

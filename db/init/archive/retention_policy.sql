@@ -1,0 +1,361 @@
+-- Retention: how long messages are kept, by queue and by outcome.
+--
+-- raises: NQ003 invalid argument
+
+-- A day whose rows are all older is dropped as it is.
+create or replace function messages._longest_keep()
+  returns interval
+  language sql
+  stable
+as $$
+  select greatest(
+    (select max(greatest(q.retention, q.retention_dead)) from messages.queue as q),
+    p.retention, p.retention_dead
+  )
+  from (select) as once
+  left join messages.archive_policy as p on true;
+$$;
+
+-- Of queues by name. One that is not there was dropped, or is a stream, whose events died.
+create or replace function messages._keeps(queues text[])
+  returns setof messages.queue_keep
+  language sql
+  stable
+as $$
+  select u.name,
+    coalesce(q.retention, p.retention, l.keep),
+    coalesce(
+      q.retention_dead, q.retention, p.retention_dead, p.retention, l.keep
+    )
+  from unnest(_keeps.queues) as u (name)
+  left join messages.archive_policy as p on true
+  cross join messages._longest_keep() as l (keep)
+  left join messages.queue as q on q.name = u.name;
+$$;
+
+-- What says that a day must be looked through again, also where an UPDATE changed a queue.
+create or replace function messages._keep_hash()
+  returns bigint
+  language sql
+  stable
+  set intervalstyle = 'postgres'
+as $$
+  select hashtextextended(concat_ws(
+    e'\n', p.retention, '/', p.retention_dead,
+    (
+      select string_agg(
+        concat_ws('/', q.retention, q.retention_dead, q.name), e'\n' order by q.name
+      )
+      from messages.queue as q
+    )
+  ), 0)
+  from (select) as once
+  left join messages.archive_policy as p on true;
+$$;
+
+-- Whether a day's table may go: a lake comes first. One that is not exported any more is told of by
+-- `notifyq doctor`.
+create or replace function messages._is_in_lakes(relation text)
+  returns boolean
+  language plpgsql
+  stable
+as $$
+begin
+  return relation ~ '^attempt' or not exists (
+    select from messages.lake as l where not messages._is_exported(l, relation)
+  );
+end;
+$$;
+
+-- The queues of the rows in a day's table.
+create or replace function messages._queues_of(relation text)
+  returns text[]
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_queues text[];
+begin
+  if relation ~ '^attempt' then
+    -- They are few, and have no index by queue.
+    execute format('select array(select distinct t.queue from messages.%I as t)', relation)
+    into v_queues;
+    return v_queues;
+  end if;
+  -- From one queue to the next by the index: as many looks as queues, not as many as rows.
+  execute format(
+    'with recursive step as ('
+    '  (select a.queue from messages.%I as a order by a.queue limit 1)'
+    '  union all'
+    '  select ('
+    '    select a.queue from messages.%I as a where a.queue > s.queue order by a.queue limit 1'
+    '  ) from step as s where s.queue is not null'
+    ') select array(select s.queue from step as s where s.queue is not null)', relation, relation
+  ) into v_queues;
+  return v_queues;
+end;
+$$;
+
+-- What is to become of a day's table. Of the queues in it all rows of `queues` are to stay and none
+-- of `gone`; of `success` and `dead` those that ended so. Retentions of a day and more are over
+-- when they are for the whole day; what has a shorter one goes as it ages: `brief`, until then.
+create or replace function messages._plan_day(relation text, now timestamptz)
+  returns messages.day_plan
+  language plpgsql
+  stable
+  set timezone = 'UTC'
+as $$
+declare
+  v_from timestamptz := to_date(right(relation, 8), 'YYYYMMDD')::timestamptz;
+  v_until timestamptz := v_from + interval '1 day';
+  v_is_archive boolean := relation !~ '^attempt';
+  v_shortest interval := (
+    select min(least(q.retention, q.retention_dead)) from messages.queue as q
+  );
+  v_plan messages.day_plan;
+begin
+  select relation,
+    coalesce(array_agg(c.queue) filter (where not c.past and not c.dead_past), '{}'),
+    coalesce(array_agg(c.queue) filter (where not c.past and c.dead_past), '{}'),
+    coalesce(array_agg(c.queue) filter (where c.past and not c.dead_past), '{}'),
+    coalesce(array_agg(c.queue) filter (where c.past and c.dead_past), '{}'),
+    coalesce(array_agg(c.queue) filter (
+      where c.is_brief and not (c.past and c.dead_past)), '{}'),
+    -- A late commit may bring a row into any day.
+    least(min(c.next_at), _plan_day.now + interval '1 day')
+  into v_plan
+  from (
+    select k.queue,
+      v_until + k.success <= _plan_day.now as past,
+      v_until + k.dead <= _plan_day.now as dead_past,
+      v_is_archive and least(k.success, k.dead) < interval '1 day'
+        and v_from + least(k.success, k.dead) < _plan_day.now as is_brief,
+      least(
+        case when v_until + k.success > _plan_day.now then v_until + k.success end,
+        case when v_until + k.dead > _plan_day.now then v_until + k.dead end
+      ) as next_at
+    from (
+      select n.queue,
+        -- An attempt may be of either: it stays while one of them does.
+        case when v_is_archive then n.success else greatest(n.success, n.dead) end as success,
+        case when v_is_archive then n.dead else greatest(n.success, n.dead) end as dead
+      from messages._keeps(messages._queues_of(relation)) as n
+    ) as k
+  ) as c;
+  -- A queue may have no row in it yet.
+  if v_until > _plan_day.now then
+    v_plan.next_at := least(v_plan.next_at, v_until + v_shortest);
+  end if;
+  if v_is_archive and v_shortest < interval '1 day' and v_until + v_shortest > _plan_day.now then
+    v_plan.next_at := least(
+      v_plan.next_at,
+      greatest(v_from, _plan_day.now) + greatest(v_shortest / 10, interval '10 seconds')
+    );
+  end if;
+  return v_plan;
+end;
+$$;
+
+-- Retention: what is kept and for how long, what goes next, and the policy of the whole archive.
+
+create or replace function messages.alter_archive(
+  retention interval default null,
+  retention_dead interval default null,
+  days_ahead integer default null
+)
+  returns messages.archive_policy
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_policy messages.archive_policy;
+begin
+  insert into messages.archive_policy (id) values (1)
+  on conflict on constraint archive_policy_id_pk do nothing;
+  select p.* into v_policy from messages.archive_policy as p for update;
+  v_policy.retention := nullif(coalesce(retention, v_policy.retention), interval '0');
+  v_policy.retention_dead :=
+    nullif(coalesce(retention_dead, v_policy.retention_dead), interval '0');
+  v_policy.days_ahead := coalesce(days_ahead, v_policy.days_ahead);
+  perform messages._check_positive('retention', v_policy.retention);
+  perform messages._check_positive('retention_dead', v_policy.retention_dead);
+  if v_policy.days_ahead not between 1 and 366 then
+    perform messages._invalid(
+      format('days_ahead must be between 1 and 366, not %s', v_policy.days_ahead)
+    );
+  end if;
+  update messages.archive_policy as p
+  set retention = v_policy.retention, retention_dead = v_policy.retention_dead,
+    days_ahead = v_policy.days_ahead;
+  return v_policy;
+end;
+$$;
+comment on function messages.alter_archive(interval, interval, integer) is
+  'Change what holds for the whole archive; null leaves a value as it is, and 0 takes a retention '
+  'away. retention: of queues that are created without one, of messages whose queue was dropped, '
+  'and of events that died; retention_dead: of those of them that did not succeed; days_ahead: for '
+  'how many days after today partitions are made. Returns the policy.';
+
+-- How many rows of each queue a day's table has. Counted where it is small; of a large one by the
+-- statistics of the server, then the queues that are not among its most common values are one row
+-- without a name, and nobody counted the dead.
+create or replace function messages._weigh_queues(relation text)
+  returns setof messages.retention_report
+  language plpgsql
+  stable
+as $$
+declare
+  v_class regclass := format('messages.%I', relation)::regclass;
+  v_bytes bigint := pg_total_relation_size(v_class);
+  v_rows bigint;
+begin
+  if pg_relation_size(v_class) <= 8000000 then
+    return query execute format(
+      'select a.queue, true, null::interval, null::interval, count(*),'
+      ' count(*) filter (where a.status <> ''success''),'
+      ' (%L * count(*) / sum(count(*)) over ())::bigint, %L::date'
+      ' from messages.%I as a group by a.queue',
+      v_bytes, to_date(right(relation, 8), 'YYYYMMDD'), relation
+    );
+    return;
+  end if;
+  v_rows := messages._count_about(relation);
+  return query
+  with known as (
+    select c._value as queue, c._share as share
+    from messages._common_values(relation, 'queue') as c
+  )
+  select k.queue, true, null::interval, null::interval, (v_rows * k.share)::bigint, null::bigint,
+    (v_bytes * k.share)::bigint, to_date(right(relation, 8), 'YYYYMMDD')
+  from (
+    select n.queue, n.share from known as n
+    union all
+    select null, 1 - coalesce(sum(n.share), 0) from known as n
+    having coalesce(sum(n.share), 0) < 0.9999
+  ) as k;
+end;
+$$;
+
+create or replace function messages.retention_info()
+  returns setof messages.retention_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  with kept as (
+    select w.queue, sum(w.rows)::bigint as rows,
+      case when count(w.dead) = count(*) then sum(w.dead)::bigint end as dead,
+      sum(w.bytes)::bigint as bytes, min(w.first_day) as first_day
+    from pg_inherits as i
+    join pg_class as c on c.oid = i.inhrelid
+    cross join lateral messages._weigh_queues(c.relname::text) as w
+    where i.inhparent = 'messages.message_archive'::regclass
+      and c.relname ~ '^message_archive_\d{8}$'
+      and w.rows > 0
+    group by w.queue
+  ),
+  each as (
+    select coalesce(q.name, k.queue) as queue, q.name is not null as is_known, k.rows, k.dead,
+      k.bytes, k.first_day
+    from messages.queue as q
+    full join kept as k on k.queue = q.name
+  )
+  select e.queue, e.is_known, p.success, p.dead, coalesce(e.rows, 0),
+    case when e.rows is null then 0 else e.dead end, coalesce(e.bytes, 0), e.first_day
+  from each as e
+  left join lateral messages._keeps(array[e.queue]) as p on e.queue is not null
+  order by e.bytes desc nulls last, e.queue;
+end;
+$$;
+comment on function messages.retention_info() is
+  'For each queue, and each other that the archive has messages of (is_known false: it was '
+  'dropped, or is a stream whose events died): for how long what succeeded and what did not is '
+  'kept, how many messages are there, how many of them did not succeed, how many bytes they take '
+  'with their indexes, and from which day on. Days of more than 8 MB go by the statistics of the '
+  'server: figures are about right, dead is null, and rare queues are one row without a name.';
+
+create or replace function messages._next_step(relation text, now timestamptz)
+  returns text
+  language plpgsql
+  stable
+as $$
+declare
+  v_plan messages.day_plan := messages._plan_day(relation, _next_step.now);
+  v_weight record;
+begin
+  select w.* into v_weight from messages._weigh_day(v_plan, 50000) as w;
+  return case
+    when v_weight._has_gone and v_weight._is_few and v_plan.queues || v_plan.success || v_plan.dead
+      = '{}' then 'drop'
+    when v_weight._has_gone and v_weight._is_few then 'rewrite'
+    when v_weight._has_gone then 'delete'
+    when v_plan.brief <> '{}' then 'age'
+  end;
+end;
+$$;
+
+create or replace function messages.archive_info()
+  returns setof messages.day_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set timezone = 'UTC'
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+  v_longest interval := messages._longest_keep();
+  v_look text[] := array(select messages._days_to_look_at(v_now));
+begin
+  return query
+  select d.day, w.rows, w.dead, pg_relation_size(d.class) <= 8000000,
+    pg_total_relation_size(d.class),
+    coalesce(pg_total_relation_size(to_regclass(replace(d.name, 'message_archive', 'attempt'))), 0),
+    coalesce(r.removed, 0), g.goes_at, r.next_at,
+    case
+      when d.day + 1 <= (v_now - v_longest)::date then 'drop'
+      when d.name = any (v_look) then messages._next_step(d.name, v_now)
+    end,
+    (
+      select l.location from messages.lake as l
+      where w.rows > 0 and g.goes_at <= v_now + interval '1 day'
+        and not messages._is_exported(l, d.name)
+      order by l.id limit 1
+    )
+  from (
+    select c.relname::text as name, c.oid::regclass as class,
+      to_date(right(c.relname, 8), 'YYYYMMDD') as day
+    from pg_inherits as i
+    join pg_class as c on c.oid = i.inhrelid
+    where i.inhparent = 'messages.message_archive'::regclass
+      and c.relname ~ '^message_archive_\d{8}$'
+  ) as d
+  cross join lateral (
+    select coalesce(sum(q.rows), 0)::bigint as rows,
+      case when count(q.dead) = count(*) then coalesce(sum(q.dead), 0)::bigint else (
+        select (sum(q.rows) * (1 - coalesce(sum(c._share), 0)))::bigint
+        from messages._common_values(d.name, 'status') as c
+        where c._value = 'success'
+      ) end as dead
+    from messages._weigh_queues(d.name) as q
+  ) as w
+  cross join lateral (
+    select (d.day + 1)::timestamptz + max(greatest(k.success, k.dead)) as goes_at
+    from messages._keeps(messages._queues_of(d.name)) as k
+  ) as g
+  left join messages.retention_day as r on r.relation = d.name
+  order by d.day;
+end;
+$$;
+comment on function messages.archive_info() is
+  'Each day of the archive, also those ahead: rows and those that did not succeed, exact or as the '
+  'server estimates them; bytes with indexes, those of its attempts; how many rows retention has '
+  'removed; when the last of it goes (goes_at), when it is looked through next, and what upkeep '
+  'does next (next_step): drop it, rewrite it without what is past retention, delete that step by '
+  'step, age: delete what is kept for less than a day; awaits: the lake that must have it before.';

@@ -1,0 +1,37 @@
+-- Bounds: which durations and instants every client and every function can compute with.
+
+-- Each part has a bound of its own: '5000000 years -1800000000 days' compares as a few years, and
+-- adding it to an instant overflows on the way.
+create or replace function messages._is_duration(value interval)
+  returns boolean
+  language sql
+  immutable
+  parallel safe
+as $$
+  select abs(extract(year from value)) <= 1000
+    and abs(extract(day from value)) <= 366000
+    and abs(extract(hour from value)) <= 8784000
+    -- 1000 years, with leap days.
+    and value between interval '-366000 days' and interval '366000 days';
+$$;
+
+-- A span that was measured or added up, as every client can hold it.
+create or replace function messages._span(seconds double precision)
+  returns interval
+  language sql
+  immutable
+  parallel safe
+as $$
+  select make_interval(secs => least(greatest(seconds, -1e12), 1e12));
+$$;
+
+-- The years that dates have in most languages.
+create or replace function messages._is_instant(value timestamptz)
+  returns boolean
+  language sql
+  immutable
+  parallel safe
+as $$
+  select value >= '0001-01-01 00:00:00+00'::timestamptz
+    and value < '10000-01-01 00:00:00+00'::timestamptz;
+$$;

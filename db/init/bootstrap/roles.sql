@@ -1,0 +1,30 @@
+-- Roles: who may do what. None can log in; security/grants.sql gives them the schema and their
+-- rights.
+--
+-- raises: nothing; without the right to create roles the owner grants by hand
+
+do $$
+declare
+  v_role text;
+begin
+  foreach v_role in array array[
+    'notifyq_owner', 'notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'
+  ] loop
+    begin
+      if to_regrole(v_role) is null then
+        execute format('create role %I nologin', v_role);
+        if v_role = 'notifyq_owner' and not pg_has_role(v_role, 'usage') then
+          -- Whoever installs must be able to do so again. Not where another has made the role: its
+          -- members can do everything to each schema of the server that it owns.
+          execute format('grant %I to %I', v_role, current_user);
+        end if;
+      end if;
+    exception
+      -- Roles belong to the whole cluster: another database may be creating them right now.
+      when duplicate_object or unique_violation then null;
+      when insufficient_privilege then
+        raise notice 'role % was not created: it needs the attribute CREATEROLE', v_role;
+    end;
+  end loop;
+end;
+$$;

@@ -1,0 +1,167 @@
+-- Prune: a day of the archive is dropped early, once all of its rows are known to be in a lake.
+--
+-- raises: NQ031 unknown lake
+
+-- Whether all rows of a day's table are in a lake; not, if it is unknown how far that is.
+create or replace function messages._is_exported(lake messages.lake, relation text)
+  returns boolean
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_seen pg_snapshot;
+  v_is_missing boolean;
+begin
+  if messages._lake_obstacle(lake) is not null then
+    return false;
+  end if;
+  v_seen := split_part(lake.place, '/', 2)::pg_snapshot;
+  execute format(
+    'select exists (select from messages.%I as a where a.xid >= %L '
+    'and not pg_visible_in_snapshot(a.xid, %L))',
+    relation, pg_snapshot_xmin(v_seen), v_seen
+  ) into v_is_missing;
+  return not v_is_missing;
+end;
+$$;
+
+-- A hash of all that the lake has of each row. Instants are counted in microseconds: the text of
+-- one says what the session's settings are.
+create or replace function messages.archive_hashes(day date)
+  returns setof messages.archive_hash
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set timezone = 'UTC'
+as $$
+begin
+  return query
+  select a.id, ('x' || left(md5(concat_ws(
+    e'\x1f',
+    a.id, coalesce(a.type, '~'), a.status, a.priority, a.attempts, coalesce(a.max_attempts, -1),
+    coalesce(a.key, '~'), coalesce(a.dedup_key, '~'),
+    (extract(epoch from a.created_at) * 1000000)::bigint,
+    (extract(epoch from least(
+      greatest(a.available_at, '0001-01-01 00:00+00'), '9999-12-31 23:59:59.999999+00'
+    )) * 1000000)::bigint,
+    coalesce((extract(epoch from a.locked_at) * 1000000)::bigint, -1),
+    (extract(epoch from a.archived_at) * 1000000)::bigint,
+    a.lock_token, a.xid, coalesce(a.handled_by, '~'), coalesce(a.subscriber, '~'),
+    coalesce(a.event_id, -1), a.message, a.headers, coalesce(a.details, '~'),
+    coalesce(a.result::text, '~'), a.queue
+  )), 16))::bit(64)::bigint
+  from messages.message_archive as a
+  where a.archived_at >= archive_hashes.day::timestamptz
+    and a.archived_at < (archive_hashes.day + 1)::timestamptz;
+end;
+$$;
+comment on function messages.archive_hashes(date) is
+  'For each message archived on a day, in UTC, its id and a hash of its columns, as the lake that '
+  'it was exported into can be asked for them.';
+
+create or replace function messages.archive_days()
+  returns setof date
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  select to_date(right(c.relname, 8), 'YYYYMMDD')
+  from pg_inherits as i
+  join pg_class as c on c.oid = i.inhrelid
+  where i.inhparent = 'messages.message_archive'::regclass
+    and c.relname ~ '^message_archive_\d{8}$'
+  order by 1;
+end;
+$$;
+comment on function messages.archive_days() is
+  'The days, in UTC, that the archive has a partition for, also those ahead.';
+
+create or replace function messages.prune_obstacle(lake bigint, day date)
+  returns text
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set timezone = 'UTC'
+as $$
+declare
+  v_name text := messages._partition_name(day);
+  v_location text;
+begin
+  perform messages._lake(prune_obstacle.lake);
+  if to_regclass('messages.' || v_name) is null then
+    return 'it has no partition';
+  elsif day >= clock_timestamp()::date then
+    return 'it is not over';
+  end if;
+  select l.location into v_location
+  from messages.lake as l
+  where not messages._is_exported(l, v_name)
+  order by l.id <> prune_obstacle.lake, l.id
+  limit 1;
+  return 'some of it is still to be exported into ' || v_location;
+end;
+$$;
+comment on function messages.prune_obstacle(bigint, date) is
+  'Why a day of the archive cannot be dropped yet, whatever is in the lake: it is not over, or '
+  'this lake or another has still to export some of it. Null: nothing is in the way.';
+
+create or replace function messages.prune_day(
+  lake bigint,
+  day date,
+  rows bigint,
+  checksum numeric
+)
+  returns text
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set lock_timeout = '500ms'
+  set timezone = 'UTC'
+as $$
+#variable_conflict use_column
+declare
+  v_name text := messages._partition_name(prune_day.day);
+  v_obstacle text := messages.prune_obstacle(prune_day.lake, prune_day.day);
+  v_rows bigint;
+  v_checksum numeric;
+begin
+  if v_obstacle is not null then
+    return v_obstacle;
+  end if;
+  -- Readers go on while it is compared; nobody writes into a day that is over, but for admins who
+  -- delete dead messages and transactions that have archived and not committed since.
+  execute format('lock table messages.%I in share mode', v_name);
+  v_obstacle := messages.prune_obstacle(prune_day.lake, prune_day.day);
+  if v_obstacle is not null then
+    return v_obstacle;
+  end if;
+  select count(*), coalesce(sum(h.hash), 0) into v_rows, v_checksum
+  from messages.archive_hashes(prune_day.day) as h;
+  if (v_rows, v_checksum) is distinct from (prune_day.rows, prune_day.checksum) then
+    return 'the lake has not the same rows';
+  end if;
+  if not messages._drop_day(v_name) then
+    return 'it is in use';
+  end if;
+  insert into messages.lake_prune as p (lake, day, rows, checksum)
+  values (prune_day.lake, prune_day.day, v_rows, v_checksum)
+  on conflict on constraint lake_prune_lake_day_pk do update
+  set rows = p.rows + excluded.rows, checksum = p.checksum + excluded.checksum,
+    pruned_at = clock_timestamp();
+  return null;
+exception
+  when lock_not_available or deadlock_detected then
+    return 'it is in use';
+end;
+$$;
+comment on function messages.prune_day(bigint, date, bigint, numeric) is
+  'Drop a day of the archive if it has just these rows: as many, and with this sum of their '
+  'archive_hashes(), as were found in the files of the lake. Returns null when it was dropped, '
+  'else why not. Waits for no one for longer than half a second. Raises NQ031 for an unknown lake.';

@@ -1,0 +1,484 @@
+-- Rollup: counts of finished messages by time.
+--
+-- raises: NQ003 invalid argument, NQ031 unknown lake
+
+-- Rows go to tables that may have been empty when they were last analysed, and are then taken for
+-- ones that are still: groups are looked up by the primary key, and rows by where they lie, which
+-- leaves nothing to choose. The caller holds the progress of the lake, so that they stay there.
+
+-- Its twin in Python is src/notifyq/spark/fingerprints.py, so each step is one that both languages
+-- of patterns read alike: no classes but by letters, nothing that depends on a locale.
+create or replace function messages.error_fingerprint(details text)
+  returns text
+  language plpgsql
+  immutable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_text text := left(split_part(ltrim(details, e' \t\r\n'), e'\n', 1), 1000);
+begin
+  v_text := regexp_replace(v_text, '(?<![A-Za-z0-9])''[^'']*''', '''<text>''', 'g');
+  v_text := regexp_replace(v_text, '"[^"]*"', '"<text>"', 'g');
+  v_text := regexp_replace(v_text, '[A-Za-z][A-Za-z0-9+.-]*://[^] <>"''),;}]+', '<url>', 'g');
+  v_text := regexp_replace(
+    v_text,
+    '(?<![A-Za-z0-9<>])(~|[.][.]?|[A-Za-z]:)?([/\\][A-Za-z0-9_.@%+~-]+){2,}[/\\]?', '<path>', 'g'
+  );
+  -- As a worker calls itself, by machine, process and chance; and what a cluster adds to a name.
+  v_text := regexp_replace(
+    v_text, '(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]+:[0-9]+:[0-9a-f]{6}(?![A-Za-z0-9])', '<worker>', 'g'
+  );
+  v_text := regexp_replace(
+    v_text, '-(?=[a-z]*[0-9])[0-9a-z]{6,10}-[0-9a-z]{5}(?![A-Za-z0-9-])', '-<pod>', 'g'
+  );
+  v_text := regexp_replace(
+    v_text, '(?<![A-Za-z0-9])[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![A-Za-z0-9])',
+    '<uuid>', 'g'
+  );
+  v_text := regexp_replace(v_text, '(?<![A-Za-z0-9])0[xX][0-9a-fA-F]+', '<hex>', 'g');
+  v_text := regexp_replace(
+    v_text,
+    '(?<![A-Za-z0-9])(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9])[0-9a-fA-F]{6,}(?![A-Za-z0-9])',
+    '<hex>', 'g'
+  );
+  v_text := regexp_replace(
+    v_text, '[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9:.]+(Z| ?[+-][0-9]{2}(:?[0-9]{2})?)?',
+    '<time>', 'g'
+  );
+  v_text := regexp_replace(v_text, '[0-9]+([.,:][0-9]+)*', '<n>', 'g');
+  v_text := regexp_replace(v_text, '<n>(, *<n>)+', '<n>', 'g');
+  v_text := rtrim(left(ltrim(regexp_replace(v_text, '[ \t\r\f\v]+', ' ', 'g')), 300));
+  return coalesce(nullif(v_text, ''), '(no details)');
+end;
+$$;
+comment on function messages.error_fingerprint(text) is
+  'What an error has in common with others of its kind: the first line of its details, with texts '
+  'in quotes, addresses, paths, names of workers, suffixes of pods, uuids, hexadecimal numbers, '
+  'instants and other numbers replaced by <text>, <url>, <path>, <worker>, <pod>, <uuid>, <hex>, '
+  '<time> and <n>; at most 300 characters. (no details) for null and for nothing.';
+
+create or replace function messages._merge_histograms(
+  bins integer[],
+  counts bigint[],
+  more_bins integer[],
+  more_counts bigint[],
+  out _bins integer[],
+  out _counts bigint[]
+)
+  language sql
+  immutable
+as $$
+  select coalesce(array_agg(b.bin order by b.bin), '{}'),
+    coalesce(array_agg(b.n order by b.bin), '{}')
+  from (
+    select u.bin, sum(u.n)::bigint as n
+    from (
+      select h.bin, h.n from unnest(bins, counts) as h (bin, n)
+      union all
+      select h.bin, h.n from unnest(more_bins, more_counts) as h (bin, n)
+    ) as u
+    group by u.bin
+  ) as b;
+$$;
+
+create or replace function messages._add_rollup(rows messages.rollup[])
+  returns bigint
+  language plpgsql
+  set jit = off
+as $$
+declare
+  v_finished bigint;
+begin
+  insert into messages.rollup as r
+  select n.* from unnest(rows) as n
+  on conflict (lake, span, bucket_at, queue, type, status) do update set
+    finished = r.finished + excluded.finished,
+    retried = r.retried + excluded.retried,
+    attempts = r.attempts + excluded.attempts,
+    waited = r.waited + excluded.waited,
+    wait_total_us = r.wait_total_us + excluded.wait_total_us,
+    wait_max_us = greatest(r.wait_max_us, excluded.wait_max_us),
+    (wait_bins, wait_counts) = (
+      select m._bins, m._counts
+      from messages._merge_histograms(
+        r.wait_bins, r.wait_counts, excluded.wait_bins, excluded.wait_counts
+      ) as m
+    ),
+    ran = r.ran + excluded.ran,
+    run_total_us = r.run_total_us + excluded.run_total_us,
+    run_max_us = greatest(r.run_max_us, excluded.run_max_us),
+    (run_bins, run_counts) = (
+      select m._bins, m._counts
+      from messages._merge_histograms(
+        r.run_bins, r.run_counts, excluded.run_bins, excluded.run_counts
+      ) as m
+    );
+  select coalesce(sum(n.finished), 0)::bigint into v_finished from unnest(rows) as n;
+  return v_finished;
+end;
+$$;
+
+create or replace function messages._add_rollup_errors(rows messages.rollup_error[])
+  returns void
+  language plpgsql
+  set enable_seqscan = off
+  set jit = off
+as $$
+begin
+  insert into messages.rollup_error as r
+  select n.* from unnest(rows) as n
+  on conflict (lake, span, bucket_at, queue, status, fingerprint) do update set
+    errors = r.errors + excluded.errors,
+    first_at = least(r.first_at, excluded.first_at),
+    last_at = greatest(r.last_at, excluded.last_at),
+    sample = case when excluded.last_at >= r.last_at then excluded.sample else r.sample end;
+  -- Whose name nobody would read is counted under one.
+  with gone as (
+    delete from messages.rollup_error as e
+    where e.ctid = any (array(
+      select k.ctid
+      from (select distinct n.lake, n.span, n.bucket_at, n.queue, n.status from unnest(rows) as n)
+        as g
+      cross join lateral (
+        select o.ctid
+        from messages.rollup_error as o
+        where (o.lake, o.span, o.bucket_at, o.queue, o.status)
+            = (g.lake, g.span, g.bucket_at, g.queue, g.status)
+          and o.fingerprint <> '(others)'
+        order by o.errors desc, o.fingerprint
+        offset 100
+      ) as k
+    ))
+    returning e.*
+  )
+  insert into messages.rollup_error as r
+  select g.lake, g.span, g.bucket_at, g.queue, g.status, '(others)', sum(g.errors),
+    min(g.first_at), max(g.last_at), null
+  from gone as g
+  group by g.lake, g.span, g.bucket_at, g.queue, g.status
+  on conflict (lake, span, bucket_at, queue, status, fingerprint) do update set
+    errors = r.errors + excluded.errors,
+    first_at = least(r.first_at, excluded.first_at),
+    last_at = greatest(r.last_at, excluded.last_at);
+end;
+$$;
+
+create or replace function messages._add_rollup_workers(rows messages.rollup_worker[])
+  returns void
+  language plpgsql
+  set enable_seqscan = off
+  set jit = off
+as $$
+begin
+  insert into messages.rollup_worker as r
+  select n.* from unnest(rows) as n
+  on conflict (lake, span, bucket_at, queue, worker) do update set
+    finished = r.finished + excluded.finished,
+    dead = r.dead + excluded.dead,
+    run_total_us = r.run_total_us + excluded.run_total_us;
+  with gone as (
+    delete from messages.rollup_worker as w
+    where w.ctid = any (array(
+      select k.ctid
+      from (select distinct n.lake, n.span, n.bucket_at, n.queue from unnest(rows) as n) as g
+      cross join lateral (
+        select o.ctid
+        from messages.rollup_worker as o
+        where (o.lake, o.span, o.bucket_at, o.queue) = (g.lake, g.span, g.bucket_at, g.queue)
+          and o.worker <> '(others)'
+        order by o.finished desc, o.worker
+        offset 20
+      ) as k
+    ))
+    returning w.*
+  )
+  insert into messages.rollup_worker as r
+  select g.lake, g.span, g.bucket_at, g.queue, '(others)', sum(g.finished), sum(g.dead),
+    sum(g.run_total_us)
+  from gone as g
+  group by g.lake, g.span, g.bucket_at, g.queue
+  on conflict (lake, span, bucket_at, queue, worker) do update set
+    finished = r.finished + excluded.finished,
+    dead = r.dead + excluded.dead,
+    run_total_us = r.run_total_us + excluded.run_total_us;
+end;
+$$;
+
+-- Roll up: take over what was counted in a lake, each batch of it once.
+--
+-- The pipeline counts outside of the server; its counts are added here, in one transaction with the
+-- note of how far it came.
+
+-- Bounded: some of the oldest hours with each run. The caller holds the progress of the lake.
+create or replace function messages._fold_rollup(lake bigint, most integer)
+  returns integer
+  language plpgsql
+as $$
+declare
+  v_limit timestamptz := date_trunc('day', clock_timestamp() - interval '35 days', 'UTC');
+  v_hour timestamptz;
+  v_folded integer := 0;
+  v_rollup messages.rollup[];
+  v_errors messages.rollup_error[];
+  v_workers messages.rollup_worker[];
+begin
+  -- One hour at a time: in it each key is there once, as one insert wants it.
+  for v_hour in
+    select distinct r.bucket_at
+    from messages.rollup as r
+    where r.lake = _fold_rollup.lake and r.span = 'hour' and r.bucket_at < v_limit
+    order by r.bucket_at
+    limit most
+  loop
+    with gone as (
+      delete from messages.rollup as r
+      where r.lake = _fold_rollup.lake and r.span = 'hour' and r.bucket_at = v_hour
+      returning r.*
+    )
+    select array_agg(row(g.*)::messages.rollup) into v_rollup from gone as g;
+    with gone as (
+      delete from messages.rollup_error as e
+      where e.lake = _fold_rollup.lake and e.span = 'hour' and e.bucket_at = v_hour
+      returning e.*
+    )
+    select coalesce(array_agg(row(g.*)::messages.rollup_error), '{}') into v_errors from gone as g;
+    with gone as (
+      delete from messages.rollup_worker as w
+      where w.lake = _fold_rollup.lake and w.span = 'hour' and w.bucket_at = v_hour
+      returning w.*
+    )
+    select coalesce(array_agg(row(g.*)::messages.rollup_worker), '{}')
+    into v_workers
+    from gone as g;
+    perform messages._add_rollup(array(
+      select jsonb_populate_record(r, d.it) from unnest(v_rollup) as r
+      cross join (
+        select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
+      ) as d (it)
+    ));
+    perform messages._add_rollup_errors(array(
+      select jsonb_populate_record(e, d.it) from unnest(v_errors) as e
+      cross join (
+        select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
+      ) as d (it)
+    ));
+    perform messages._add_rollup_workers(array(
+      select jsonb_populate_record(w, d.it) from unnest(v_workers) as w
+      cross join (
+        select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
+      ) as d (it)
+    ));
+    v_folded := v_folded + 1;
+  end loop;
+  return v_folded;
+end;
+$$;
+
+create or replace function messages.roll_up(lake bigint, after bigint, upto bigint)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_lake messages.lake := messages._lake(lake);
+  v_batch bigint;
+begin
+  if after is null or upto is null or upto <= after then
+    perform messages._invalid('a roll-up goes from one batch to a later one', 'see rolled_up()');
+  end if;
+  insert into messages.rollup_progress as p (lake, batch)
+  values (v_lake.id, 0)
+  on conflict on constraint rollup_progress_lake_pk do nothing;
+  select p.batch into v_batch
+  from messages.rollup_progress as p
+  where p.lake = v_lake.id
+  for update;
+  if v_batch <> roll_up.after then
+    return false;
+  end if;
+  update messages.rollup_progress as p
+  set batch = roll_up.upto, rolled_at = clock_timestamp(), xid = pg_current_xact_id()
+  where p.lake = v_lake.id;
+  perform messages._fold_rollup(v_lake.id, 200);
+  return true;
+end;
+$$;
+comment on function messages.roll_up(bigint, bigint, bigint) is
+  'Begin to add the counts of the batches of a lake behind after, up to upto; add_rollup() in the '
+  'same transaction adds them. False: the lake is rolled up to another batch than after, as '
+  'somebody else did it, or an earlier try of the same was committed. Raises NQ003 for batches '
+  'that are in no order, and NQ031.';
+
+create or replace function messages.rolled_up(lake bigint)
+  returns bigint
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return coalesce(
+    (select p.batch from messages.rollup_progress as p where p.lake = rolled_up.lake), 0
+  );
+end;
+$$;
+comment on function messages.rolled_up(bigint) is
+  'The last batch of a lake that is rolled up; 0: none is.';
+
+create or replace function messages.add_rollup(
+  lake bigint,
+  rollup jsonb,
+  errors jsonb default '[]',
+  workers jsonb default '[]'
+)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_own jsonb := jsonb_build_object('lake', lake, 'span', 'hour');
+  v_finished bigint;
+begin
+  if not exists (
+    select from messages.rollup_progress as p
+    where p.lake = add_rollup.lake and p.xid = pg_current_xact_id_if_assigned()
+  ) then
+    perform messages._invalid(
+      'counts are added in a transaction that has called roll_up()',
+      'call it first, and leave it if it returns false'
+    );
+  end if;
+  v_finished := messages._add_rollup(
+    array(
+      select jsonb_populate_record(null::messages.rollup, r.value || v_own)
+      from jsonb_array_elements(rollup) as r (value)
+    )
+  );
+  perform messages._add_rollup_errors(
+    array(
+      select jsonb_populate_record(null::messages.rollup_error, r.value || v_own)
+      from jsonb_array_elements(errors) as r (value)
+    )
+  );
+  perform messages._add_rollup_workers(
+    array(
+      select jsonb_populate_record(null::messages.rollup_worker, r.value || v_own)
+      from jsonb_array_elements(workers) as r (value)
+    )
+  );
+  update messages.rollup_progress as p
+  set messages = p.messages + v_finished
+  where p.lake = add_rollup.lake;
+  return v_finished;
+end;
+$$;
+comment on function messages.add_rollup(bigint, jsonb, jsonb, jsonb) is
+  'Add counts of hours to messages.rollup, rollup_error and rollup_worker: arrays of objects with '
+  'the columns of these tables, each key of a table once in a call. Return how many messages they '
+  'are of. Raises NQ003 outside of a transaction that has called roll_up().';
+
+create or replace function messages.forget_rollup(lake bigint)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  -- First, as it is what a roll-up that runs now holds.
+  delete from messages.rollup_progress as p where p.lake = forget_rollup.lake;
+  if not found then
+    return false;
+  end if;
+  delete from messages.rollup as r where r.lake = forget_rollup.lake;
+  delete from messages.rollup_error as e where e.lake = forget_rollup.lake;
+  delete from messages.rollup_worker as w where w.lake = forget_rollup.lake;
+  return true;
+end;
+$$;
+comment on function messages.forget_rollup(bigint) is
+  'Forget what is rolled up of a lake, so that the next roll-up counts all of it. False: nothing '
+  'was.';
+
+-- Count archive: roll-ups of the archive itself, for reports where no lake is rolled up.
+
+-- No finer than it is asked for: most of the time goes into the groups. Queues and types that are
+-- not told apart are empty.
+create or replace function messages._count_archive(
+  since timestamptz,
+  until timestamptz,
+  step interval default '1 hour',
+  by_queue boolean default true,
+  by_type boolean default true
+)
+  returns setof messages.rollup
+  language sql
+  stable
+  set jit = off
+as $$
+  with counted as materialized (
+    select
+      case
+        when step is null then '-infinity'
+        else date_bin(step, a.archived_at, '2000-01-03 00:00+00')
+      end as bucket_at,
+      case when by_queue then a.queue else '' end as queue,
+      case when by_type then coalesce(a.type, '') else '' end as type, a.status, a.attempts,
+      (extract(epoch from w.wait) * 1000000)::bigint as waited,
+      (extract(epoch from w.run) * 1000000)::bigint as ran
+    from messages.message_archive as a
+    -- Clocks are set back now and then: no time is negative.
+    cross join lateral (
+      select
+        case when a.locked_at is not null then
+          greatest(
+            interval '0', a.locked_at - greatest(a.created_at, nullif(a.available_at, 'infinity'))
+          )
+        end as wait,
+        case when a.locked_at is not null then
+          greatest(interval '0', a.archived_at - a.locked_at)
+        end as run
+    ) as w
+    where (since is null or a.archived_at >= since)
+      and (until is null or a.archived_at < until)
+  ), sums as (
+    select c.bucket_at, c.queue, c.type, c.status, count(*) as finished,
+      count(*) filter (where c.attempts > 1) as retried, sum(c.attempts)::bigint as attempts,
+      count(c.waited) as waited,
+      coalesce(least(sum(c.waited), 9223372036854775807), 0)::bigint as wait_total,
+      coalesce(max(c.waited), 0) as wait_max,
+      count(c.ran) as ran,
+      coalesce(least(sum(c.ran), 9223372036854775807), 0)::bigint as run_total,
+      coalesce(max(c.ran), 0) as run_max
+    from counted as c
+    group by c.bucket_at, c.queue, c.type, c.status
+  ), bins as (
+    select c.bucket_at, c.queue, c.type, c.status, k.kind, b.bin, count(*) as n
+    from counted as c
+    cross join lateral (values ('wait', c.waited), ('run', c.ran)) as k (kind, us)
+    cross join lateral (
+      select case
+        when k.us <= 0 then -349
+        else ceil(ln(k.us / 1000.0::double precision) / ln(1.02::double precision))::integer
+      end as bin
+    ) as b
+    where k.us is not null
+    group by c.bucket_at, c.queue, c.type, c.status, k.kind, b.bin
+  ), histograms as (
+    select b.bucket_at, b.queue, b.type, b.status,
+      array_agg(b.bin order by b.bin) filter (where b.kind = 'wait') as wait_bins,
+      array_agg(b.n order by b.bin) filter (where b.kind = 'wait') as wait_counts,
+      array_agg(b.bin order by b.bin) filter (where b.kind = 'run') as run_bins,
+      array_agg(b.n order by b.bin) filter (where b.kind = 'run') as run_counts
+    from bins as b
+    group by b.bucket_at, b.queue, b.type, b.status
+  )
+  select 0::bigint, 'hour', s.bucket_at, s.queue, s.type, s.status, s.finished, s.retried,
+    s.attempts, s.waited, s.wait_total, s.wait_max, coalesce(h.wait_bins, '{}'),
+    coalesce(h.wait_counts, '{}'), s.ran, s.run_total, s.run_max, coalesce(h.run_bins, '{}'),
+    coalesce(h.run_counts, '{}')
+  from sums as s
+  left join histograms as h using (bucket_at, queue, type, status);
+$$;

@@ -1,0 +1,210 @@
+-- Capacity: no more messages wait in a queue than it takes.
+--
+-- Publishers of such a queue take turns, each to the end of its transaction, and take room for
+-- their messages in advance, so that what is there is counted rarely. All live messages count
+-- against that room, since a locked one may come back; only where none is left does it matter how
+-- many of them wait.
+--
+-- raises: NQ009 open transactions, NQ010 queue full
+
+-- What waits or is scheduled in a queue and what is locked, the former each up to most. Volatile:
+-- it must see what the statement that publishes has inserted so far.
+create or replace function messages._count_live(
+  queue text, most bigint, out _waiting bigint, out _locked bigint
+)
+  language sql
+  volatile
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+  select
+    (
+      select count(*)
+      from (
+        select from messages.message as m
+        where m.queue = _count_live.queue and m.state = 'waiting'
+        limit _count_live.most
+      ) as w
+    ) + (
+      select count(*)
+      from (
+        select from messages.message as m
+        where m.queue = _count_live.queue and m.state = 'scheduled'
+        limit _count_live.most
+      ) as s
+    ),
+    (
+      select count(*) from messages.message as m
+      where m.state = 'locked' and m.queue = _count_live.queue
+    );
+$$;
+
+-- Archive the oldest of what waits with the lowest priority, else what is due next.
+create or replace function messages._drop_oldest(queue messages.queue)
+  returns boolean
+  language plpgsql
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_lowest integer;
+  v_message messages.message;
+begin
+  select m.priority into v_lowest
+  from messages.message as m
+  where m.queue = _drop_oldest.queue.name
+    and m.state = 'waiting'
+  order by m.priority, m.id desc
+  limit 1;
+  select m.* into v_message
+  from messages.message as m
+  where m.queue = _drop_oldest.queue.name
+    and m.state = 'waiting'
+    and m.priority = v_lowest
+  order by m.id
+  limit 1
+  for update skip locked;
+  if not found then
+    select m.* into v_message
+    from messages.message as m
+    where m.queue = _drop_oldest.queue.name
+      and m.state = 'scheduled'
+    order by m.available_at
+    limit 1
+    for update skip locked;
+  end if;
+  return exists (
+    select from messages._archive(
+      array[v_message.id], array[v_message.lock_token],
+      array['rejected'::messages.message_status],
+      array[format('dropped: the queue was full, its capacity is %s', queue.capacity)],
+      state => v_message.state
+    )
+  );
+end;
+$$;
+
+-- The name of a setting that a user of this session cannot guess, and so neither read nor set: what
+-- a transaction knows is lost with its savepoints, as nothing but a setting is.
+create or replace function messages._own_setting(name text, queue text)
+  returns text
+  language plpgsql
+as $$
+begin
+  if current_setting('notifyq.keyed', true) <> '' then
+    -- An error for whoever says so without reason.
+    return concat(name, '_', to_hex(
+      hashtextextended(queue, currval('messages.session_key_seq'))
+    ));
+  end if;
+  perform setval(
+      'messages.session_key_seq',
+      1 + (hashtextextended(gen_random_uuid()::text, 0) & 4611686018427387903)
+    ),
+    set_config('notifyq.keyed', 'yes', false);
+  return messages._own_setting(name, queue);
+end;
+$$;
+
+create or replace function messages._make_room()
+  returns trigger
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_setting text := messages._own_setting('notifyq.room', new.queue);
+  -- Up to which id this transaction has room, and for how many messages it took that.
+  v_known bigint[] := nullif(current_setting(v_setting, true), '')::bigint[];
+  v_taken bigint := v_known[2];
+  v_queue messages.queue;
+  v_number bigint;
+  v_room bigint;
+  v_live record;
+  v_excess bigint;
+begin
+  if new.id <= v_known[1] then
+    return new;
+  end if;
+  perform from messages.flow as f
+  where f.queue = new.queue
+    and f.part = 'publish'
+  for update;
+  select q.* into v_queue from messages.queue as q where q.name = new.queue;
+  if v_queue.capacity is null then
+    return new;
+  end if;
+  select r.number, r.room into v_number, v_room
+  from messages.flow_room as r
+  where r.queue = new.queue
+  order by r.number desc
+  limit 1;
+  if v_room <= 0 then
+    v_live := messages._count_live(new.queue, v_queue.capacity + 100);
+    v_room := greatest(0, v_queue.capacity - v_live._waiting - v_live._locked);
+    v_excess := v_live._waiting + 1 - v_queue.capacity;
+    if v_queue.overflow = 'drop_oldest' then
+      -- More than one where the capacity was lowered, or messages have come back.
+      while v_excess > 0 and messages._drop_oldest(v_queue) loop
+        v_excess := v_excess - 1;
+      end loop;
+    end if;
+    if v_excess > 0 then
+      raise exception using
+        errcode = 'NQ010',
+        message = format(
+          'queue %L is full: %s messages wait in it', new.queue, v_queue.capacity
+        ),
+        hint = 'publish later, start more workers, or raise the limit with '
+          '`notifyq queues alter --capacity`';
+    end if;
+  end if;
+  -- More with each time, so that a bulk costs a few changes of that row.
+  v_taken := least(v_room, coalesce(2 * v_taken, 1));
+  -- Changed in any case: a publisher with an older snapshot must fail, as it cannot count.
+  update messages.flow_room as r
+  set number = r.number + 1,
+    room = v_room - v_taken
+  where r.queue = new.queue
+    and r.number = v_number;
+  -- Ids rise, and others may take some of these meanwhile: no more messages come up to there than
+  -- there is room for, and what is left over is found when all are counted again.
+  perform set_config(
+    v_setting, array[new.id + v_taken - 1, greatest(v_taken, 1)]::text, true
+  );
+  return new;
+end;
+$$;
+
+-- Make the trigger again where other queues than before have a capacity: its condition names them,
+-- so that publishers of all others pay nothing for it. It does not ask whether room was taken
+-- already, as nothing that it could ask is out of reach of whoever inserts.
+create or replace function messages._arm_capacity()
+  returns void
+  language plpgsql
+as $$
+declare
+  v_names text[] := array(
+    select q.name from messages.queue as q where q.capacity is not null order by q.name
+  );
+begin
+  perform messages._arm_names('message', 'capacity', '_make_room', v_names);
+end;
+$$;
+
+-- One that an earlier version has made asks for a setting that anybody may set.
+do $$
+begin
+  if exists (
+    select from pg_trigger as g
+    where g.tgrelid = 'messages.message'::regclass and g.tgname = 'capacity'
+      and position('notifyq.room_' in pg_get_triggerdef(g.oid)) > 0
+  ) then
+    drop trigger capacity on messages.message;
+  end if;
+  perform messages._arm_capacity();
+end;
+$$;

@@ -1,0 +1,466 @@
+-- Fair: which keys of a queue with shares are next.
+
+-- Up to quantity messages, locked, and what the next claim goes by.
+create or replace function messages._look_fair(
+  queue messages.queue, quantity integer, filter jsonpath, state messages.flow_state
+)
+  returns messages.flow_pick
+  language plpgsql
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_state messages.flow_state := state;
+  v_start constant bigint := messages._first_lane(queue.name);
+  v_ids bigint[] := array[]::bigint[];
+  v_began timestamptz := clock_timestamp();
+  v_is_walk_due boolean :=
+    v_began not between state.walk_at - interval '1 minute' and state.walk_at;
+  v_loose bigint[] := array[]::bigint[];
+  v_keys text[];
+  v_lanes bigint[];
+  v_first record;
+  v_missing integer := quantity;
+  v_is_end boolean;
+  v_is_all boolean := false;
+  v_is_waiting boolean := false;
+  v_pick record;
+  v_equal messages.flow_pick;
+begin
+  v_state.after_lane := coalesce(state.after_lane, v_start);
+  if exists (
+    select from messages.message as m
+    where m.queue = _look_fair.queue.name and m.state = 'scheduled' and m.available_at <= v_began
+  ) then
+    perform messages._stage(queue.name, v_began, 10 * quantity);
+  end if;
+  if v_is_walk_due then
+    select k._ids, k._place into v_loose, v_state.place
+    from messages._keyless(queue.name, quantity, filter, state.place) as k;
+    -- A small part of the time at most, and less where there are none.
+    v_state.walk_at := clock_timestamp() + 100 * (clock_timestamp() - v_began)
+      + case when v_loose = '{}' and v_state.place is null
+        then interval '1 second' else interval '0' end;
+  end if;
+  if v_loose = '{}' and filter is null and not queue.ordered
+    and queue.key_concurrency is null and queue.key_rate is null
+    and not exists (select from messages.share as s where s.queue = _look_fair.queue.name)
+  then
+    v_equal := messages._look_equal(queue.name, quantity, v_state);
+    v_ids := v_equal.ids;
+    v_state := v_equal.state;
+    v_missing := quantity - cardinality(v_ids);
+  end if;
+  for v_window in 1 .. case when v_equal is null then 30 else 0 end loop
+    if not v_is_all then
+      select w._keys, w._lanes into v_keys, v_lanes
+      from messages._waiting_keys(
+        queue.name, v_state.after_lane, null, v_missing + 1, v_ids
+      ) as w;
+      v_is_end := cardinality(v_keys) <= v_missing;
+      if v_is_end and v_state.after_lane = v_start then
+        v_is_all := true;
+      elsif v_is_end then
+        select w._keys, w._lanes into v_first
+        from messages._waiting_keys(
+          queue.name, null, v_state.after_lane, v_missing + 1 - cardinality(v_keys), v_ids
+        ) as w;
+        v_is_all := cardinality(v_first._keys) + cardinality(v_keys) <= v_missing;
+        -- Where they are few, all of them at once, and as many rounds as are needed.
+        if v_is_all then
+          v_keys := v_first._keys || v_keys;
+          v_lanes := v_first._lanes || v_lanes;
+        end if;
+      end if;
+      v_is_waiting := v_is_waiting or v_keys <> '{}';
+    end if;
+    exit when v_is_all and v_keys = '{}' and v_loose = '{}';
+    if v_keys <> '{}' or v_loose <> '{}' then
+      select p.* into v_pick
+      from messages._pick_fair(
+        queue, v_keys, v_lanes, v_is_all, v_missing, filter, state.running, v_ids, v_loose,
+        v_state
+      ) as p;
+      v_ids := v_ids || v_pick._ids;
+      v_missing := quantity - cardinality(v_ids);
+      v_state.round := v_pick._round;
+      v_state.after_lane := v_pick._after_lane;
+      v_state.had := v_pick._had;
+      exit when v_missing = 0;
+    end if;
+    if v_is_all then
+      -- Not those again that have no more: they would keep the others from their rounds.
+      select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.lane), '{}')
+      into v_keys, v_lanes
+      from unnest(v_keys, v_lanes) as k (key, lane)
+      where k.lane <> all (v_pick._dry);
+      v_loose := case when v_start = any (v_pick._dry) then '{}' else v_loose end;
+    elsif v_is_end then
+      v_state.round := v_state.round + 1;
+      v_state.after_lane := v_start;
+      v_state.had := 0;
+    end if;
+  end loop;
+  if v_missing > 0 and not v_is_walk_due then
+    select k._ids into v_loose
+    from messages._keyless(queue.name, v_missing, filter, null) as k;
+    if v_loose <> '{}' then
+      select p.* into v_pick
+      from messages._pick_fair(
+        queue, '{}', '{}', true, v_missing, filter, '{}', '{}', v_loose, v_state
+      ) as p;
+      v_ids := v_ids || v_pick._ids;
+    end if;
+  end if;
+  return row(
+    v_ids, v_state,
+    v_missing > 0 and v_is_waiting and (queue.ordered or queue.key_concurrency is not null)
+  );
+end;
+$$;
+
+-- Pick fairly: messages of the keys in turn, where keys have shares.
+--
+-- Claims go round and round through the keys. In each round a key has as many messages as its
+-- weight says: one, or three, or with a half one in every second round. So all there is to remember
+-- is how far the round has come, and a claim of ten reads ten keys, however many there are.
+
+-- Of these keys, which have these lanes, in this order, up to quantity messages, locked; from the
+-- place on that state tells. Without is_all there are others behind them, so that no new round is
+-- begun. loose are messages without a key, which share one turn, that of the first lane. _dry are
+-- lanes that had less than was looked for, told where less than quantity was found.
+create or replace function messages._pick_fair(
+  queue messages.queue, keys text[], lanes bigint[], is_all boolean, quantity integer,
+  filter jsonpath, running bigint[], given bigint[], loose bigint[], state messages.flow_state,
+  out _ids bigint[], out _round bigint, out _after_lane bigint, out _had integer,
+  out _dry bigint[]
+)
+  language plpgsql
+  set enable_seqscan = off
+  set enable_sort = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_has_rooms boolean := queue.key_concurrency is not null or queue.key_rate is not null;
+begin
+  with known as materialized (
+    select k.key, k.lane, k.place, coalesce(s.weight, 1) as weight,
+      -- What a key has had since round 0, if it was always there: up to this round, or with it.
+      case when k.lane < state.after_lane then floor((state.round + 1) * coalesce(s.weight, 1))
+        when k.lane > state.after_lane then floor(state.round * coalesce(s.weight, 1))
+        else floor(state.round * coalesce(s.weight, 1)) + state.had end as had
+    from (
+      select u.key, u.lane, u.place
+      from unnest(keys, lanes) with ordinality as u (key, lane, place)
+      union all
+      select null, messages._first_lane(queue.name), 0 where loose <> '{}'
+    ) as k
+    left join messages.share as s on s.queue = _pick_fair.queue.name and s.key = k.key
+  ),
+  rooms as materialized (
+    select r._key, r._room
+    from messages._key_rooms(
+      queue, case when v_has_rooms then keys else '{}' end, running, given
+    ) as r
+    where v_has_rooms
+  ),
+  -- The last round that is needed where each of the keys has enough.
+  bounds as materialized (
+    select state.round + case when is_all then greatest(0, ceil(
+      (quantity - sum(floor((state.round + 1) * k.weight) - k.had)) / sum(k.weight)
+    )) else 0 end as last
+    from known as k
+  ),
+  wanted as materialized (
+    select k.key, k.lane, k.place, k.weight, k.had,
+      greatest(0, least(quantity, floor((b.last + 1) * k.weight) - k.had, case
+        when v_has_rooms and k.place > 0 then coalesce(r._room, 0) end))::integer as most
+    from bounds as b
+    cross join known as k
+    left join rooms as r on r._key = k.key
+  ),
+  found as materialized (
+    select w.lane, w.place, w.weight, w.had + f.number as had, f.id,
+      ceil((w.had + f.number) / w.weight - 1e-9) - 1 as round
+    from wanted as w
+    cross join lateral (
+      select a.id, row_number() over () as number
+      from (
+        select q.id
+        from (
+          -- A range of one lane, see _of_keys().
+          select m.id
+          from messages.message as m
+          where not queue.ordered
+            and m.queue = _pick_fair.queue.name
+            and messages._lane(m.queue, m.key) >= w.lane
+            and messages._lane(m.queue, m.key) <= w.lane
+            and (not v_has_rooms or m.key = w.key)
+            and m.state = 'waiting'
+            and m.id <> all (_pick_fair.given)
+            and (_pick_fair.filter is null or messages._matches(m, _pick_fair.filter))
+          order by messages._lane(m.queue, m.key), m.priority desc, m.id
+          limit w.most
+          for update skip locked
+        ) as q
+        union all
+        select o.id
+        from (
+          select m.id
+          from (
+            select e.id
+            from messages.message as e
+            where queue.ordered
+              and e.queue = _pick_fair.queue.name
+              and messages._lane(e.queue, e.key) >= w.lane
+              and messages._lane(e.queue, e.key) <= w.lane
+            order by messages._lane(e.queue, e.key), e.id
+            limit 1
+          ) as h
+          join messages.message as m on m.id = h.id
+          where (m.state = 'waiting') is true
+            and m.id <> all (_pick_fair.given)
+            and (_pick_fair.filter is null or messages._matches(m, _pick_fair.filter))
+          for update of m skip locked
+        ) as o
+        union all
+        select l.id
+        from (
+          select m.id
+          from messages.message as m
+          where w.place = 0
+            and m.id = any (_pick_fair.loose)
+            and (m.state = 'waiting') is true
+            and m.id <> all (_pick_fair.given)
+          limit w.most
+          for update skip locked
+        ) as l
+      ) as a
+    ) as f
+    where w.most > 0
+  ),
+  picked as materialized (
+    select f.* from found as f order by f.round, f.place, f.had limit quantity
+  ),
+  stopped as (
+    select p.round, p.lane, p.had - floor(p.round * p.weight) as had
+    from picked as p
+    where (select count(*) from picked as c) = quantity
+    order by p.round desc, p.place desc, p.had desc
+    limit 1
+  )
+  select array(select p.id from picked as p),
+    -- Where all that is there was had, the next round begins, or the next key has its turn.
+    coalesce(s.round, b.last + case when is_all then 1 else 0 end)::bigint,
+    coalesce(s.lane, case when is_all then messages._first_lane(queue.name)
+      else lanes[cardinality(lanes)] end),
+    coalesce(s.had, case when is_all then 0 else (
+      select floor((b.last + 1) * k.weight) - floor(b.last * k.weight)
+      from known as k
+      where k.lane = lanes[cardinality(lanes)]
+    ) end)::integer,
+    array(
+      select w.lane
+      from wanted as w
+      left join (select f.lane, count(*) as quantity from found as f group by f.lane) as c
+        on c.lane = w.lane
+      where s.lane is null
+        and coalesce(c.quantity, 0) < floor((b.last + 1) * w.weight) - w.had
+    )
+  into _ids, _round, _after_lane, _had, _dry
+  from bounds as b
+  left join stopped as s on true;
+end;
+$$;
+
+-- Look equally: the search of a claim in a fair queue all of whose keys have the same share.
+--
+-- Then how much each key gives is known before anything is read: where there are more keys than
+-- messages are wanted, the first message of each whose turn it is; else as many rounds as go.
+
+-- Of these lanes, whose turns come in this order, up to quantity messages, locked: of each the same
+-- number, of the first ones one more. Where that is less than one of each, firsts are those, as far
+-- as they are known.
+-- _rich are those that had as many as was asked of them.
+create or replace function messages._pick_equal(
+  queue text, lanes bigint[], firsts bigint[], quantity integer, given bigint[],
+  out _ids bigint[], out _rich bigint[]
+)
+  language plpgsql
+  set enable_seqscan = off
+  set enable_sort = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_each constant integer := quantity / cardinality(lanes);
+  v_more constant integer := quantity % cardinality(lanes);
+begin
+  if v_each = 0 and firsts <> '{}' then
+    _ids := array(
+      select m.id
+      from messages.message as m
+      where m.id = any (firsts[:quantity])
+        and m.id <> all (_pick_equal.given)
+        -- Not a condition on the state itself, see _archive().
+        and (m.state = 'waiting') is true
+      for update skip locked
+    );
+    return;
+  end if;
+  with found as materialized (
+    select k.lane, k.quantity, array(
+      -- A range of one lane, see _of_keys().
+      select m.id
+      from messages.message as m
+      where m.queue = _pick_equal.queue
+        and messages._lane(m.queue, m.key) >= k.lane
+        and messages._lane(m.queue, m.key) <= k.lane
+        and m.state = 'waiting'
+        and m.id <> all (_pick_equal.given)
+      order by messages._lane(m.queue, m.key), m.priority desc, m.id
+      limit k.quantity
+      for update skip locked
+    ) as ids
+    from (
+      select u.lane, v_each + (u.place <= v_more)::integer as quantity
+      from unnest(lanes) with ordinality as u (lane, place)
+    ) as k
+  )
+  select array(select i.id from found as f cross join lateral unnest(f.ids) as i (id)),
+    array(select f.lane from found as f where cardinality(f.ids) = f.quantity)
+  into _ids, _rich;
+end;
+$$;
+
+-- Up to quantity messages, locked, and what the next claim goes by.
+create or replace function messages._look_equal(
+  queue text, quantity integer, state messages.flow_state
+)
+  returns messages.flow_pick
+  language plpgsql
+as $$
+declare
+  v_state messages.flow_state := state;
+  v_ids bigint[] := array[]::bigint[];
+  v_missing integer := quantity;
+  v_start constant bigint := messages._first_lane(queue);
+  v_known bigint[] := messages._known_lanes(queue, state.lanes, quantity);
+  -- Those of a claim that looked for all of them.
+  v_all bigint[];
+  v_first record;
+  v_second record;
+  -- Behind which the next turn is.
+  v_after bigint;
+  -- In their order, and how many of them come behind those that follow them.
+  v_lanes bigint[];
+  v_before integer;
+  v_picks integer := 0;
+  v_went record;
+  v_picked bigint[];
+  v_rich bigint[];
+  v_turns bigint[];
+  v_firsts bigint[];
+  -- How many of the turns belong to the round that is under way.
+  v_now integer;
+  -- How many turns have been had, and the place of the last of them.
+  v_gone integer;
+  v_last integer;
+begin
+  for v_look in 1 .. 30 loop
+    -- Who has had its turn has the next one behind all others.
+    v_after := v_state.after_lane - (v_state.had = 0)::integer;
+    if v_known is null then
+      select w.* into v_first
+      from messages._waiting_keys(
+        queue, v_state.after_lane, null, v_missing + 1, v_ids
+      ) as w;
+      v_lanes := v_first._lanes;
+      v_firsts := v_first._ids;
+      if cardinality(v_lanes) <= v_missing and v_state.after_lane <> v_start then
+        select w.* into v_second
+        from messages._waiting_keys(
+          queue, null, v_state.after_lane, v_missing + 1 - cardinality(v_lanes), v_ids
+        ) as w;
+        v_lanes := v_second._lanes || v_lanes;
+        v_firsts := v_second._ids || v_firsts;
+      end if;
+      if cardinality(v_lanes) <= quantity and v_ids = '{}' then
+        v_all := v_lanes;
+      elsif v_all is null then
+        v_state.lanes := messages._add_lanes(
+          queue, v_state.lanes, v_lanes, v_state.after_lane, quantity
+        );
+      end if;
+    else
+      select p.* into v_went
+      from messages._pick_known(queue, v_known, v_after, v_missing) as p;
+      if v_went._ids is null then
+        v_known := null;
+        continue;
+      end if;
+      v_lanes := coalesce(v_went._lanes, v_known);
+      v_firsts := '{}';
+      if v_lanes <> v_state.lanes then
+        v_state.lanes := case when cardinality(v_lanes) <= 4 * quantity then v_lanes end;
+      end if;
+    end if;
+    v_before := width_bucket(v_after, v_lanes);
+    v_turns := v_lanes[v_before + 1:] || v_lanes[:v_before];
+    v_firsts := v_firsts[v_before + 1:] || v_firsts[:v_before];
+    v_now := cardinality(v_lanes) - v_before;
+    loop
+      exit when v_turns = '{}';
+      if v_known is null then
+        select p._ids, p._rich into v_picked, v_rich
+        from messages._pick_equal(queue, v_turns, v_firsts, v_missing, v_ids) as p;
+        v_gone := v_missing;
+      else
+        v_known := null;
+        v_picked := v_went._ids;
+        v_rich := v_went._rich;
+        v_gone := coalesce(v_went._turns, v_missing);
+        if v_went._dry is null and v_went._lanes is null then
+          -- Where some run dry they are others the next time.
+          v_state.lanes := case when cardinality(v_went._ids) = v_missing then v_state.lanes end;
+        elsif v_went._dry <> '{}' then
+          v_state.lanes := array(
+            select l.lane from unnest(v_lanes) as l (lane)
+            where l.lane not in (select d.lane from unnest(v_went._dry) as d (lane))
+          );
+        end if;
+      end if;
+      v_picks := v_picks + 1;
+      v_last := v_gone % cardinality(v_turns);
+      v_state.round := v_state.round + v_gone / cardinality(v_turns) - (v_last = 0)::integer;
+      v_last := coalesce(nullif(v_last, 0), cardinality(v_turns));
+      v_state.round := v_state.round + (v_last > v_now)::integer;
+      v_state.after_lane := v_turns[v_last];
+      v_state.had := 1;
+      v_ids := v_ids || v_picked;
+      v_missing := quantity - cardinality(v_ids);
+      exit when v_missing = 0 or v_rich is null;
+      -- Those that have more, from where the round is.
+      select coalesce(array_agg(t.lane order by t.place), '{}'),
+        (count(*) filter (where t.lane > v_state.after_lane))::integer
+      into v_turns, v_now
+      from unnest(v_turns[v_last + 1:] || v_turns[:v_last]) with ordinality as t (lane, place)
+      where t.lane in (select r.lane from unnest(v_rich) as r (lane));
+      v_firsts := '{}';
+      -- Less than a round is left: a look finds those that have something.
+      exit when v_missing < cardinality(v_turns);
+    end loop;
+    -- Else another claim has had the first messages of more keys than are known.
+    exit when v_missing = 0 or v_turns = '{}';
+  end loop;
+  if v_all is not null then
+    v_state.lanes := case when v_missing = 0 and v_picks = 1 then nullif(v_all, '{}') end;
+  end if;
+  return row(v_ids, v_state, false);
+end;
+$$;

@@ -1,0 +1,307 @@
+-- Find: what the limits of a queue leave to a claim.
+--
+-- raises: NQ003 invalid argument
+
+-- What runs is what is locked: no count is kept that could differ from that after a crash. A lock
+-- that has expired counts until it is reaped.
+
+-- Of messages that were found in their order, those that their keys have room for.
+create or replace function messages._fitting(
+  queue messages.queue, seen bigint[], running bigint[]
+)
+  returns bigint[]
+  language plpgsql
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_ids bigint[] := seen;
+begin
+  if queue.ordered then
+    v_ids := array(
+      select m.id
+      from messages.message as m
+      where m.id = any (_fitting.seen)
+        and (
+          m.key is null
+          -- A range of one lane, see _of_keys().
+          or m.id = (
+            select h.id
+            from messages.message as h
+            where messages._lane(h.queue, h.key) >= messages._lane(m.queue, m.key)
+              and messages._lane(h.queue, h.key) <= messages._lane(m.queue, m.key)
+              and h.queue = _fitting.queue.name
+            order by messages._lane(h.queue, h.key), h.id
+            limit 1
+          )
+        )
+    );
+  end if;
+  -- Where all that runs is less than a key may have, so is what runs of each.
+  if v_ids = '{}' or queue.key_rate is null and (
+    cardinality(running) + cardinality(v_ids) <= coalesce(queue.key_concurrency, 2147483647)
+    or queue.key_concurrency is null
+  ) then
+    return v_ids;
+  end if;
+  return array(
+    with candidates as materialized (
+      select m.id, m.key, m.priority from messages.message as m where m.id = any (v_ids)
+    ),
+    crowded as materialized (
+      select c.key, r._room
+      from (
+        select d.key, count(*) as quantity from candidates as d where d.key is not null group by 1
+      ) as c
+      join messages._key_rooms(
+        queue, array(select distinct d.key from candidates as d where d.key is not null),
+        running, '{}'
+      ) as r on r._key = c.key
+      where c.quantity > r._room
+    )
+    select c.id
+    from candidates as c
+    where c.key is null
+      or c.key <> all (array(select w.key from crowded as w))
+    union all
+    select p.id
+    from (
+      select c.id, w._room, row_number() over (
+        partition by c.key order by c.priority desc, c.id
+      ) as place
+      from crowded as w
+      join candidates as c on c.key = w.key
+    ) as p
+    where p.place <= p._room
+  );
+end;
+$$;
+
+-- Up to quantity messages by the order, the keys or the shares of a queue, locked, and
+-- what the next claim goes by.
+create or replace function messages._pick(
+  queue messages.queue, quantity integer, filter jsonpath, thorough boolean,
+  state messages.flow_state
+)
+  returns messages.flow_pick
+  language plpgsql
+as $$
+begin
+  if queue.fair then
+    return messages._look_fair(queue, quantity, filter, state);
+  elsif queue.ordered or queue.key_concurrency is not null or queue.key_rate is not null then
+    return messages._look_keys(queue, quantity, filter, thorough, state);
+  end if;
+  return row(messages._look(queue.name, quantity, filter, thorough), state, false);
+end;
+$$;
+
+-- The ids of messages that may be handed out now, up to quantity, locked. Only after _enter().
+create or replace function messages._look_flow(
+  queue messages.queue,
+  quantity integer,
+  filter jsonpath,
+  thorough boolean
+)
+  returns bigint[]
+  language plpgsql
+  set enable_seqscan = off
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+  v_before messages.flow_state := messages._read_state(queue.name);
+  v_state messages.flow_state;
+  v_room integer;
+  v_tokens integer := quantity;
+  v_pick messages.flow_pick;
+  v_is_blocked boolean := false;
+  v_ids bigint[] := array[]::bigint[];
+  v_keys text[];
+  v_quantities integer[];
+begin
+  if v_before is null then
+    return v_ids;
+  end if;
+  v_state := messages._book(
+    messages._count_running(queue, quantity, v_before, '{}', '{}', '{}', 0)
+  );
+  v_room := least(quantity, queue.concurrency - cardinality(v_state.running));
+  if queue.rate is not null then
+    v_tokens := messages._tokens(
+      v_state.paid_at, v_now, queue.rate, queue.rate_period, queue.rate_burst
+    );
+  end if;
+  if least(v_room, v_tokens) > 0 then
+    v_pick := messages._pick(queue, least(v_room, v_tokens), filter, thorough, v_state);
+    v_ids := v_pick.ids;
+    v_is_blocked := v_pick.is_blocked;
+    if queue.key_rate is not null then
+      select array_agg(k.key), array_agg(k.quantity) into v_keys, v_quantities
+      from (
+        select m.key, count(*)::integer as quantity
+        from messages.message as m
+        where m.id = any (v_ids)
+        group by m.key
+        -- Not a condition on the key itself: for it an index would be read that is of no use here.
+        having count(m.key) > 0
+      ) as k;
+    end if;
+    v_state := messages._charge(queue, v_ids, v_pick.state, null, v_keys, v_quantities);
+  end if;
+  perform messages._keep_state(v_before, v_state, true);
+  -- What waits for a token alone nobody's finish helps, see token_in().
+  perform messages._note_held(
+    queue,
+    cardinality(v_ids) < least(quantity, v_tokens)
+      and (v_is_blocked or cardinality(v_ids) >= v_room)
+  );
+  return v_ids;
+end;
+$$;
+
+-- Look by keys: the search of a claim where limits or order go by the keys of messages.
+--
+-- First the messages in their order, as long as most of them may be had. Then, where others are in
+-- their way, key by key: from one key to the next in an index, however much waits of each.
+
+-- From each of the keys as many messages as it has room for, and those of loose, up to quantity in
+-- all; locked.
+create or replace function messages._of_keys(
+  queue messages.queue, keys text[], quantity integer, filter jsonpath, running bigint[],
+  given bigint[], loose bigint[]
+)
+  returns bigint[]
+  language plpgsql
+  set enable_seqscan = off
+  set enable_sort = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_best bigint[];
+begin
+  v_best := array(
+    select b.id
+    from (
+      with rooms as materialized (
+        select r._key, r._room, messages._lane(queue.name, r._key) as lane
+        from messages._key_rooms(queue, keys, running, given) as r
+        where r._room > 0
+      )
+      select f.id, f.priority
+      from rooms as r
+      cross join lateral (
+        -- A range of one lane: with an equality another index would give the same order, and
+        -- read what waits of all keys.
+        (
+          select m.id, m.priority
+          from messages.message as m
+          where not queue.ordered
+            and m.queue = _of_keys.queue.name
+            and messages._lane(m.queue, m.key) >= r.lane
+            and messages._lane(m.queue, m.key) <= r.lane
+            and m.key = r._key
+            and m.state = 'waiting'
+            and m.id <> all (_of_keys.given)
+            and (_of_keys.filter is null or messages._matches(m, _of_keys.filter))
+          order by messages._lane(m.queue, m.key), m.priority desc, m.id
+          limit least(r._room, _of_keys.quantity)
+        )
+        union all
+        select h.id, h.priority
+        from (
+          select m.id, m.priority, m.state, m as row
+          from messages.message as m
+          where queue.ordered
+            and m.queue = _of_keys.queue.name
+            and messages._lane(m.queue, m.key) >= r.lane
+            and messages._lane(m.queue, m.key) <= r.lane
+          order by messages._lane(m.queue, m.key), m.id
+          limit 1
+        ) as h
+        where h.state = 'waiting'
+          and h.id <> all (_of_keys.given)
+          and (_of_keys.filter is null or messages._matches(h.row, _of_keys.filter))
+      ) as f
+      union all
+      select m.id, m.priority
+      from messages.message as m
+      where m.id = any (_of_keys.loose)
+        and m.id <> all (_of_keys.given)
+      order by priority desc, id
+      limit _of_keys.quantity
+    ) as b
+    order by b.priority desc, b.id
+  );
+  return array(
+    select m.id
+    from messages.message as m
+    where m.id = any (v_best)
+      -- Not a condition on the state itself, see _archive().
+      and (m.state = 'waiting') is true
+    order by m.id
+    for update skip locked
+  );
+end;
+$$;
+
+create or replace function messages._look_keys(
+  queue messages.queue, quantity integer, filter jsonpath, thorough boolean,
+  state messages.flow_state
+)
+  returns messages.flow_pick
+  language plpgsql
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_state messages.flow_state := state;
+  v_ids bigint[];
+  v_is_blocked boolean;
+  v_keys_at_once constant integer := 1000;
+  v_asked integer := least(quantity, state.natural_look);
+  v_found bigint[];
+  v_loose bigint[];
+  v_keys text[];
+  v_lane bigint := state.after_lane;
+  v_is_around boolean := state.after_lane is null;
+begin
+  v_found := messages._look(queue.name, v_asked, filter, thorough);
+  v_ids := messages._fitting(queue, v_found, state.running);
+  v_is_blocked := cardinality(v_ids) < cardinality(v_found);
+  if not v_is_blocked and cardinality(v_ids) = v_asked then
+    v_state.natural_look := greatest(state.natural_look, least(2 * v_asked, 10000));
+  elsif 2 * cardinality(v_ids) < cardinality(v_found) then
+    v_state.natural_look := greatest(16, 2 * cardinality(v_ids));
+  end if;
+  -- Fewer than were asked for are all there are.
+  if cardinality(v_found) = v_asked and cardinality(v_ids) < quantity then
+    -- Behind what must wait those without a key have their turn as if they had one each.
+    select k._ids, k._place into v_loose, v_state.place
+    from messages._keyless(queue.name, quantity + cardinality(v_ids), filter, state.place) as k;
+    for v_window in 1 .. 10 loop
+      exit when cardinality(v_ids) >= quantity;
+      select w._keys, w._lanes[v_keys_at_once] into v_keys, v_lane
+      from messages._waiting_keys(
+        queue.name, v_lane, case when v_is_around then state.after_lane end, v_keys_at_once, v_ids
+      ) as w;
+      v_ids := v_ids || messages._of_keys(
+        queue, v_keys, quantity - cardinality(v_ids), filter, state.running, v_ids, v_loose
+      );
+      exit when v_lane is null and v_is_around;
+      v_is_around := v_is_around or v_lane is null;
+    end loop;
+    v_state.after_lane := v_lane;
+    if cardinality(v_ids) < quantity then
+      v_is_blocked := v_is_blocked
+        or v_keys <> '{}' and (queue.ordered or queue.key_concurrency is not null);
+    end if;
+  end if;
+  return row(v_ids, v_state, v_is_blocked);
+end;
+$$;

@@ -1,0 +1,189 @@
+-- Shares and tokens: what keys of a fair queue get, when a rate lets more through, and upkeep.
+--
+-- raises: NQ001 queue not found, NQ003 invalid argument
+
+create or replace function messages.set_share(queue text, key text, weight double precision)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_queue messages.queue := messages._queue(set_share.queue);
+begin
+  if set_share.key is null then
+    perform messages._invalid('the key of a share must not be null');
+  end if;
+  if set_share.weight is null then
+    delete from messages.share as s
+    where s.queue = v_queue.name
+      and s.key = set_share.key;
+    return found;
+  end if;
+  if set_share.weight not between 0.001 and 1000000 then
+    perform messages._invalid(
+      format('weight must be between 0.001 and 1000000, not %s', set_share.weight),
+      'null takes a share back, and the key has the weight 1'
+    );
+  end if;
+  insert into messages.share as s (queue, key, weight)
+  values (v_queue.name, set_share.key, set_share.weight)
+  on conflict on constraint share_queue_key_pk do update
+  set weight = excluded.weight
+  where s.weight <> excluded.weight;
+  return found;
+end;
+$$;
+comment on function messages.set_share(text, text, double precision) is
+  'In a fair queue, hand out weight times as many messages of a key as of one without a weight, '
+  'which has 1, while both have some waiting; null takes the weight back. False: it was so '
+  'already. Raises NQ001 for an unknown queue, and NQ003 for a weight out of its range.';
+
+create or replace function messages.queue_shares(queue text default null)
+  returns setof messages.share
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  select s.*
+  from messages.share as s
+  where queue_shares.queue is null or s.queue = queue_shares.queue
+  order by s.queue, s.weight desc, s.key;
+end;
+$$;
+comment on function messages.queue_shares(text) is
+  'Which keys of a queue have another weight than 1 (null: of all queues), the largest first; see '
+  'set_share().';
+
+-- How long a bucket is empty for; null for one that is not.
+create or replace function messages._dry_for(
+  paid_at timestamptz, instant timestamptz, rate integer, period interval, burst integer
+)
+  returns interval
+  language plpgsql
+  immutable
+as $$
+declare
+  v_tokens integer := messages._tokens(paid_at, instant, rate, period, burst);
+  -- The bucket counts down from its burst, which is what it would have if it were paid for now.
+  v_burst integer := messages._tokens(instant, instant, rate, period, burst);
+begin
+  if v_tokens > 0 then
+    return null;
+  end if;
+  return paid_at - instant - make_interval(
+    secs => (v_burst - 1) * extract(epoch from period)::double precision / rate
+  );
+end;
+$$;
+
+create or replace function messages.token_in(queues text[], since interval default '0')
+  returns interval
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_since constant interval := greatest(token_in.since, '0');
+  v_then timestamptz;
+  v_queue messages.queue;
+  v_next interval;
+begin
+  perform messages._check_duration('since', token_in.since);
+  -- As it was then: what has come in the meantime the last claim has not found.
+  v_then := clock_timestamp() - v_since;
+  for v_queue in
+    select q.*
+    from messages.queue as q
+    where q.name = any (token_in.queues)
+      and (q.rate is not null or q.key_rate is not null)
+      and not q.paused
+      and messages._may(q.name, 'consume from')
+  loop
+    v_next := least(
+      coalesce(v_next, v_since + interval '1 day'),
+      (
+        select messages._dry_for(
+          s.paid_at, v_then, v_queue.rate, v_queue.rate_period, v_queue.rate_burst
+        )
+        from messages.flow_state as s
+        where s.queue = v_queue.name
+          and v_queue.rate is not null
+        order by s.number desc
+        limit 1
+      ),
+      (
+        select min(
+          messages._dry_for(
+            k.paid_at, v_then, v_queue.key_rate, v_queue.key_rate_period, v_queue.key_rate_burst
+          )
+        )
+        from messages.flow_key as k
+        where k.queue = v_queue.name
+          and v_queue.key_rate is not null
+          and k.paid_at > v_then
+          and exists (
+            select from messages.message as m
+            where m.queue = k.queue and m.key = k.key and m.state = 'waiting'
+          )
+      )
+    );
+  end loop;
+  return v_next - v_since;
+end;
+$$;
+comment on function messages.token_in(text[], interval) is
+  'For how long the rates of these queues, or of keys of which something waits, let nothing '
+  'through: who was handed out less than asked for looks again then. What lets something through '
+  'already does not count, as a claim finds it; but who has claimed a while ago says how long that '
+  'is, since: what has let something through only in that time counts, by a negative interval. A '
+  'day at most; null where none of the queues has a rate.';
+
+-- Forget keys that are not ahead of their rate: they would begin again where they are, once they
+-- have paid for all that they had. A queue whose claim is under way has its turn the next time. Who
+-- has claimed a moment ago may still ask token_in() for them.
+create or replace function messages._sweep_flow(quantity integer)
+  returns integer
+  language plpgsql
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_queue text;
+  v_state messages.flow_state;
+  v_swept integer;
+  v_all integer := 0;
+begin
+  for v_queue in
+    select f.queue
+    from messages.flow as f
+    where f.part = 'claim'
+    order by f.queue
+    for update skip locked
+  loop
+    select s.* into v_state
+    from messages.flow_state as s
+    where s.queue = v_queue
+    order by s.number desc
+    limit 1;
+    perform messages._keep_state(v_state, messages._book(v_state), true);
+    delete from messages.flow_key as k
+    where (k.queue, k.key, k.number) in (
+      select o.queue, o.key, o.number
+      from messages.flow_key as o
+      where o.queue = v_queue
+        and o.paid_at <= clock_timestamp() - interval '10 seconds'
+      limit _sweep_flow.quantity
+    );
+    get diagnostics v_swept = row_count;
+    v_all := v_all + v_swept;
+  end loop;
+  return v_all;
+end;
+$$;

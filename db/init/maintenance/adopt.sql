@@ -1,0 +1,54 @@
+-- Adopt: note how far this server has come, and take over what was restored from another one.
+
+create or replace function messages._note_reached()
+  returns void
+  language plpgsql
+as $$
+declare
+  v_here messages.origin;
+begin
+  if exists (
+    select from messages.origin as o
+    where o.noted_at > clock_timestamp() - interval '10 seconds'
+  ) then
+    return;
+  end if;
+  v_here := messages._here();
+  insert into messages.origin as o
+  select v_here.*
+  where messages._is_known(v_here)
+  on conflict on constraint origin_epoch_timeline_pk do update
+  set reached = excluded.reached, noted_at = excluded.noted_at;
+end;
+$$;
+
+create or replace function messages.adopt()
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_here messages.origin;
+begin
+  -- One at a time; the upkeep may go on.
+  lock table messages.origin in share update exclusive mode;
+  v_here := messages._here();
+  if not messages._is_foreign(v_here) then
+    return false;
+  end if;
+  -- Before every snapshot that is taken from now on. Those below the oldest transaction are so too.
+  update messages.message_archive as a
+  set xid = '1'
+  where a.xid >= pg_snapshot_xmin(pg_current_snapshot())
+    and a.xid is distinct from pg_current_xact_id_if_assigned();
+  perform messages._adopt_streams();
+  v_here.epoch := v_here.epoch + 1;
+  insert into messages.origin select v_here.*;
+  return true;
+end;
+$$;
+comment on function messages.adopt() is
+  'Take over a database that came from another server: what was archived there counts as '
+  'seen, and positions that were taken there are refused. Subscribers of streams go on where they '
+  'were. False: nothing was to be done.';

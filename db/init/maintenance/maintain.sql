@@ -1,0 +1,325 @@
+-- Maintain: reap, notify again, and bring back what no session owns.
+--
+-- raises: NQ003 invalid argument
+
+create or replace function messages.reap(quantity integer default 1000)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+  v_ids bigint[];
+  v_tokens bigint[];
+  v_details text[];
+begin
+  perform messages._check_quantity(reap.quantity, 100000);
+  -- Locked in id order and skipping what a finisher holds: it wins, and no two reapers share a row.
+  with expired as materialized (
+    select m.id, m.lock_token, m.locked_by
+    from messages.message as m
+    where m.state = 'locked'
+      and m.lock_expires_at <= v_now
+    order by m.id
+    limit reap.quantity
+    for update skip locked
+  )
+  select array_agg(e.id), array_agg(e.lock_token), array_agg(messages._expiry(e.locked_by))
+  into v_ids, v_tokens, v_details
+  from expired as e;
+  if v_ids is null then
+    return 0;
+  end if;
+  perform messages._retry(
+    v_ids, v_tokens, null, v_details,
+    array_fill('lock_expired'::messages.message_status, array[cardinality(v_ids)])
+  );
+  return cardinality(v_ids);
+end;
+$$;
+comment on function messages.reap(integer) is
+  'End up to quantity locks that have expired: archive as lock_expired, or put back with the '
+  'backoff of its queue where attempts are left. Returns how many. Any number may run at once.';
+
+create or replace function messages.stage_due(quantity integer default 10000)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_queue messages.queue;
+  v_ids bigint[];
+  v_staged integer := 0;
+begin
+  perform messages._check_quantity(stage_due.quantity, 1000000);
+  for v_queue in
+    select q.* from messages.queue as q order by q.name
+  loop
+    v_ids := messages._stage(v_queue.name, clock_timestamp(), stage_due.quantity - v_staged);
+    if cardinality(v_ids) > 0 then
+      v_staged := v_staged + cardinality(v_ids);
+      perform messages._ring(v_queue, messages._compact(v_ids[1:1000]));
+    end if;
+    exit when v_staged >= stage_due.quantity;
+  end loop;
+  return v_staged;
+end;
+$$;
+comment on function messages.stage_due(integer) is
+  'Make up to quantity scheduled messages that are due available and ring for them; return how '
+  'many. A claim does the same for the queues that it reads.';
+
+create or replace function messages._ring_again(queue messages.queue)
+  returns boolean
+  language plpgsql
+  set enable_seqscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+declare
+  v_first bigint;
+begin
+  select m.id into v_first
+  from messages.message as m
+  where m.queue = _ring_again.queue.name
+    and m.state = 'waiting'
+  order by m.priority desc, m.id
+  limit 1;
+  return found and messages._ring(queue, v_first::text);
+end;
+$$;
+
+create or replace function messages.renotify()
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return (
+    select count(*)::integer
+    -- The offset keeps the planner from ringing before it sorts.
+    from (select q from messages.queue as q order by q.name offset 0) as each (queue)
+    where messages._ring_again(each.queue)
+  );
+end;
+$$;
+comment on function messages.renotify() is
+  'Ring once for each queue that has a message waiting and is not paused; return how many bells.';
+
+create or replace function messages.maintain()
+  returns messages.upkeep_report
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_fresh bigint := messages._fresh_low();
+  v_report messages.upkeep_report;
+begin
+  -- A row and no advisory lock: that any role of the database could hold for ever.
+  perform from messages.schema_version as s
+  where s.version = (select min(v.version) from messages.schema_version as v)
+  for update skip locked;
+  if not found then
+    return null;
+  end if;
+  perform messages._note_reached();
+  perform messages.fire_schedules();
+  v_report.reaped := messages.reap() + messages._reject_strays(1000);
+  perform messages._return_owned(1000);
+  perform messages._forget_keys(10000);
+  perform messages._sweep_dependencies(1000);
+  v_report.staged := messages.stage_due();
+  -- About twice a minute, as it reads all keys that are ahead of others.
+  if random() < 0.03 then
+    perform messages._sweep_flow(10000);
+    perform messages._sweep_volatile(10000);
+    perform messages._forget_loads(100000);
+    perform messages._forget_workers(1000);
+    perform messages._forget_audit(10000);
+  end if;
+  perform messages._skip_behind(100000, v_fresh);
+  perform messages._forward_into(null, 10000, v_fresh);
+  perform messages._tend_streams(v_fresh);
+  perform messages._sweep_loads(50000);
+  v_report.rung := messages.renotify();
+  perform messages._forget_receipts(20000);
+  v_report.partitions_made := messages._make_partitions();
+  -- Last: who drops a day holds the archive until the commit.
+  perform messages._retain();
+  v_report.partitions_dropped := messages._drop_partitions();
+  return v_report;
+end;
+$$;
+comment on function messages.maintain() is
+  'All of the upkeep, bounded: fire what schedules have due, reap expired locks, put back what '
+  'sessions owned that are gone, reject messages whose queue was dropped beside their publishers, '
+  'forget keys whose window is over, stage what is due, skip subscribers ahead that are too far '
+  'behind, move what is forwarded, tick streams and empty what all have passed, remove what was '
+  'staged for loads that are over, forget old rows of the audit, ring again for what waits, make '
+  'the coming days of the archive and of the attempts, and remove what is past its retention. '
+  'Null: another session is doing it. Called by pg_cron and about once a second by workers.';
+
+-- Strays: messages whose queue is gone, or the session that owned them.
+
+-- Publishers that stay silent do not ask the registry, so a queue that is dropped while a worker
+-- attends it can be published into until that worker has noticed.
+create or replace function messages._reject_strays(quantity bigint)
+  returns integer
+  language plpgsql
+  set enable_seqscan = off
+  set enable_sort = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_queue text := '';
+  v_strays messages.message[];
+  v_rejected integer := 0;
+begin
+  loop
+    -- From one queue to the next in the indexes, however many messages each has.
+    v_queue := least(
+      (
+        select m.queue from messages.message as m
+        where m.state = 'waiting' and m.queue > v_queue order by m.queue limit 1
+      ),
+      (
+        select m.queue from messages.message as m
+        where m.state = 'scheduled' and m.queue > v_queue order by m.queue limit 1
+      )
+    );
+    exit when v_queue is null;
+    continue when exists (select from messages.queue as q where q.name = v_queue);
+    v_strays := array(
+      select m
+      from messages.message as m
+      where m.queue = v_queue
+        and m.state <> 'locked'
+        and m.id = any (
+          array(
+            select w.id from messages.message as w
+            where w.state = 'waiting' and w.queue = v_queue limit _reject_strays.quantity
+          ) || array(
+            select w.id from messages.message as w
+            where w.state = 'scheduled' and w.queue = v_queue limit _reject_strays.quantity
+          )
+        )
+      order by m.id
+      for update skip locked
+    );
+    v_rejected := v_rejected + cardinality(v_strays);
+    perform messages._archive(
+      array_agg(s.id), array_agg(s.lock_token),
+      array_agg('rejected'::messages.message_status),
+      array_agg(format('there is no queue %L any more', left(s.queue, 200))),
+      state => s.state
+    )
+    from unnest(v_strays) as s
+    group by s.state;
+  end loop;
+  return v_rejected;
+end;
+$$;
+
+-- Puts back what is owned by sessions that are gone, see queue/owned.sql; returns how much that
+-- was. Where a queue allows several attempts each such session had one, so that a message which
+-- ends its owners is dead in the end; with one it comes back however often, as in Q4M. The rows are
+-- read as of before the locks: a session takes its lock first.
+create or replace function messages._return_owned(quantity integer)
+  returns integer
+  language plpgsql
+  set enable_seqscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+declare
+  v_gone text[];
+  v_owned messages.message[];
+  v_why text := 'the session that owned it is gone';
+begin
+  if exists (select from messages.owner_session) then
+    v_gone := array(
+      select format('%s.%s', o.pid, o.number)
+      from messages.owner_session as o
+      where (o.pid, o.number) not in (
+        select l.pid, l.objid::bigint
+        from pg_locks as l
+        join pg_database as d on d.oid = l.database and d.datname = current_database()
+        where l.locktype = 'advisory'
+          and l.classid = 730542
+          and l.objsubid = 2
+          and l.granted
+      )
+      for update of o skip locked
+    );
+  end if;
+  -- About twice a minute in any case: a session may have given its lock away by hand.
+  if coalesce(v_gone, '{}') = '{}' and random() >= 0.03 then
+    return 0;
+  end if;
+  v_owned := array(
+    select m
+    from messages.message as m
+    where m.state = 'locked'
+      and m.lock_expires_at = 'infinity'
+      and not exists (
+        select from messages.owner_session as o
+        where format('%s.%s', o.pid, o.number) = substring(m.locked_by from '\d+\.\d+$')
+          and format('%s.%s', o.pid, o.number) <> all (coalesce(v_gone, '{}'))
+      )
+    order by m.id
+    limit quantity
+    for update skip locked
+  );
+  perform messages._retry(
+    array_agg(o.id), array_agg(o.lock_token),
+    array_agg(interval '0'), array_agg(v_why),
+    array_agg('lock_expired'::messages.message_status)
+  )
+  from unnest(v_owned) as o
+  join messages.queue as q on q.name = o.queue
+  where messages._attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) > 1;
+  perform messages._release(array_agg(o.id), array_agg(o.lock_token), null)
+  from unnest(v_owned) as o
+  left join messages.queue as q on q.name = o.queue
+  where q.name is null
+    or messages._attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) = 1;
+  -- Not while a message is left that another transaction holds: that may put it back.
+  delete from messages.owner_session as o
+  where format('%s.%s', o.pid, o.number) = any (v_gone)
+    and not exists (
+      select from messages.message as m
+      where m.state = 'locked'
+        and m.lock_expires_at = 'infinity'
+        and substring(m.locked_by from '\d+\.\d+$') = format('%s.%s', o.pid, o.number)
+    );
+  return cardinality(v_owned);
+end;
+$$;
+
+-- The same for a session that found nothing, about once a second; whether something came back.
+create or replace function messages._return_gone()
+  returns boolean
+  language plpgsql
+  set enable_seqscan = off
+as $$
+declare
+  v_looked bigint := nullif(current_setting('notifyq.owners_looked', true), '')::bigint;
+  v_now bigint := messages._ms(clock_timestamp());
+begin
+  if v_now between v_looked and v_looked + 999
+    or not exists (select from messages.owner_session)
+  then
+    return false;
+  end if;
+  perform set_config('notifyq.owners_looked', v_now::text, false);
+  return messages._return_owned(1000) > 0;
+end;
+$$;

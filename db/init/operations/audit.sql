@@ -1,0 +1,99 @@
+-- Audit: note what people do, and read it.
+--
+-- raises: NQ003 invalid argument
+
+create or replace function messages.audit(
+  actor text,
+  action text,
+  subject text default '',
+  details jsonb default null,
+  origin text default null
+)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_id bigint;
+begin
+  if coalesce(actor, '') = '' or coalesce(action, '') !~ '^[a-z_]+([.][a-z_]+)*$' then
+    perform messages._invalid(
+      'an audit row needs an actor and an action', 'an action is like queue.pause'
+    );
+  end if;
+  -- Cut, not refused: what is done shall not fail by how long its name is.
+  insert into messages.audit (role, actor, action, subject, origin, details)
+  values (
+    messages._caller(), left(actor, 200), left(action, 100), left(coalesce(subject, ''), 1000),
+    left(origin, 200),
+    case when octet_length(details::text) > 16384 then '{"too_long": true}' else details end
+  )
+  returning id into v_id;
+  return v_id;
+end;
+$$;
+comment on function messages.audit(text, text, text, jsonb, text) is
+  'Note that a person did something, in the transaction that does it: actor is who was logged in, '
+  'action like queue.pause, subject the name or id of what was touched, details counts and values '
+  '(over 16 kB: left out), origin an address. The role of the database is noted beside. Returns '
+  'the id of the row, which maintain() removes after 400 days. Raises NQ003 without actor, action.';
+
+create or replace function messages.audit_list(
+  before bigint default null,
+  actor text default null,
+  action text default null,
+  subject text default null,
+  quantity integer default 100,
+  since timestamptz default null
+)
+  returns setof messages.audit
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+begin
+  perform messages._check_quantity(audit_list.quantity, 10000);
+  return query
+  select a.*
+  from messages.audit as a
+  -- Not `is null or`: no index can be read from there on.
+  where a.id < coalesce(audit_list.before, 9223372036854775807)
+    and (audit_list.actor is null or a.actor = audit_list.actor)
+    and (audit_list.action is null or a.action = audit_list.action
+      or a.action like replace(audit_list.action, '_', '\_') || '.%')
+    and (audit_list.subject is null or a.subject = audit_list.subject)
+    and (audit_list.since is null or a.acted_at >= audit_list.since)
+  order by a.id desc
+  limit audit_list.quantity;
+end;
+$$;
+comment on function messages.audit_list(bigint, text, text, text, integer, timestamptz) is
+  'What people have done, the latest first: before that id, by one actor, with one action or all '
+  'of a kind (queue: queue.pause, queue.resume), to one subject, at since or later. Raises NQ003.';
+
+create or replace function messages._forget_audit(quantity integer)
+  returns integer
+  language plpgsql
+  set enable_seqscan = off
+as $$
+declare
+  v_removed integer;
+begin
+  delete from messages.audit as a
+  where a.id in (
+    select o.id
+    from messages.audit as o
+    where o.acted_at < now() - interval '400 days'
+    order by o.acted_at
+    limit _forget_audit.quantity
+  );
+  get diagnostics v_removed = row_count;
+  return v_removed;
+end;
+$$;

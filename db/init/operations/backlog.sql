@@ -1,0 +1,363 @@
+-- Backlog: what waits, and how fast it goes.
+--
+-- raises: NQ003 invalid argument
+
+-- The instant from which on the oldest of a queue waits: of each priority, the first in turn.
+create or replace function messages._waits_since(queue text)
+  returns timestamptz
+  language sql
+  stable
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+  with recursive firsts as (
+    (
+      select m.priority, m.available_at, 1 as number
+      from messages.message as m
+      where m.queue = _waits_since.queue and m.state = 'waiting'
+      order by m.priority desc, m.id
+      limit 1
+    )
+    union all
+    select n.priority, n.available_at, f.number + 1
+    from firsts as f
+    cross join lateral (
+      select m.priority, m.available_at
+      from messages.message as m
+      where m.queue = _waits_since.queue and m.state = 'waiting' and m.priority < f.priority
+      order by m.priority desc, m.id
+      limit 1
+    ) as n
+    where f.number < 100
+  )
+  select min(f.available_at) from firsts as f;
+$$;
+
+-- How many wait, or are scheduled, in queues that have too many to be counted: the server's own
+-- guess, shared out among them. It is renewed by each vacuum.
+create or replace function messages._guesses(
+  state text,
+  among text[],
+  counted bigint,
+  out _name text,
+  out _guess bigint
+)
+  returns setof record
+  language sql
+  stable
+  set jit = off
+as $$
+  with shares as (
+    select a.name, coalesce(c._share, 0.001) as share
+    from unnest(_guesses.among) as a (name)
+    left join messages._common_values('message', 'queue') as c on c._value = a.name
+  )
+  select s.name, greatest(
+    (
+      select (
+        c.reltuples * pg_relation_size(c.oid) / nullif(c.relpages::bigint * 8192, 0)
+        - _guesses.counted
+      )::bigint
+      from pg_class as c
+      where c.oid = to_regclass('messages.message_' || _guesses.state || '_idx')
+        and c.reltuples > 0
+    ) * s.share / sum(s.share) over (), 0
+  )::bigint
+  from shares as s;
+$$;
+
+create or replace function messages.backlog(
+  queue text default null,
+  most integer default 10000
+)
+  returns setof messages.backlog_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+  v_queues text[] := array(
+    select q.name from messages.queue as q
+    where backlog.queue is null or q.name = backlog.queue
+  );
+  v_most integer;
+begin
+  perform messages._check_quantity(backlog.most, 1000000);
+  -- Of many queues less is counted each, so that a call stays cheap.
+  v_most := least(most, greatest(1000, 200000 / greatest(cardinality(v_queues), 1)));
+  return query
+  with locks as materialized (
+    select m.queue as name, count(*) as locked,
+      count(*) filter (where m.lock_expires_at <= v_now) as expired,
+      min(m.lock_expires_at) filter (where m.lock_expires_at <= v_now) as oldest_at
+    from messages.message as m
+    where m.state = 'locked'
+    group by m.queue
+  ), dead as materialized (
+    select d.name, count(*) as dead
+    from (
+      select a.queue as name
+      from messages.message_archive as a
+      where a.status <> 'success'
+        and a.archived_at > v_now - interval '1 day'
+        and not exists (select from messages.redrive as r where r.archive_id = a.id)
+      -- Each is a row somewhere in the archive.
+      order by a.archived_at desc
+      limit 2000
+    ) as d
+    group by d.name
+  ), counted as materialized (
+    select u.name, w.waiting, s.scheduled, s.next_at
+    from unnest(v_queues) as u (name)
+    cross join lateral (
+      select count(*) as waiting
+      from (
+        select from messages.message as m
+        where m.queue = u.name and m.state = 'waiting'
+        limit v_most
+      ) as l
+    ) as w
+    cross join lateral (
+      select count(*) as scheduled, min(l.available_at) as next_at
+      from (
+        select m.available_at
+        from messages.message as m
+        where m.queue = u.name and m.state = 'scheduled'
+        order by m.available_at
+        limit v_most
+      ) as l
+    ) as s
+  ), beyond as materialized (
+    select g.*
+    from (values ('waiting'), ('scheduled')) as t (state)
+    cross join lateral (
+      select array_agg(n.name) filter (where n.counted = v_most) as names,
+        coalesce(sum(n.counted) filter (where n.counted < v_most), 0)::bigint as counted
+      from counted as c
+      cross join lateral (
+        select c.name, case t.state when 'waiting' then c.waiting else c.scheduled end as counted
+      ) as n
+    ) as o
+    cross join lateral (
+      select t.state, e._name as name, e._guess as guess
+      from messages._guesses(t.state, o.names, o.counted) as e
+    ) as g
+  )
+  select q.name, q.paused, greatest(c.waiting, w.guess), greatest(c.scheduled, s.guess),
+    coalesce(l.locked, 0), coalesce(l.expired, 0), coalesce(d.dead, 0),
+    c.waiting < v_most and c.scheduled < v_most,
+    messages._waits_since(q.name), l.oldest_at, c.next_at
+  from counted as c
+  join messages.queue as q on q.name = c.name
+  left join beyond as w on w.state = 'waiting' and w.name = c.name
+  left join beyond as s on s.state = 'scheduled' and s.name = c.name
+  left join locks as l on l.name = c.name
+  left join dead as d on d.name = c.name
+  order by q.name;
+end;
+$$;
+comment on function messages.backlog(text, integer) is
+  'For each queue, how many messages wait, are scheduled, locked and locked past their time '
+  '(expired), how many died within a day and were not redriven (of the 2000 that did last, in all '
+  'queues), since when the first in turn of all its priorities waits, since when the oldest lock '
+  'is expired, and when the next scheduled one is due. Made for being asked again and again: of '
+  'each queue up to most are counted, fewer of each where there are more than 20 queues; where '
+  'there are more, is_exact is false and the number is what the server guesses, and surely no less '
+  'than those that were counted. Raises NQ003.';
+
+-- Throughput: what was finished lately, by steps of time, for charts.
+
+-- Until when roll-ups have all that was archived, and of which lake; no row where none is sure.
+create or replace function messages._rolled_until(out _lake bigint, out _until timestamptz)
+  returns setof record
+  language sql
+  stable
+as $$
+  select p.lake,
+    -- An export takes what its snapshot saw, which is some time before it was committed.
+    date_trunc('hour', b.committed_at - interval '1 hour', 'UTC')
+  from messages.rollup_progress as p
+  join messages.lake_batch as b on b.id = p.batch
+  where (select count(*) from messages.rollup_progress as o) = 1;
+$$;
+
+-- The rows of one stretch of time, counted; a null among them: there were more than most.
+create or replace function messages._finished(
+  queues text[],
+  since timestamptz,
+  until timestamptz,
+  step interval,
+  most integer,
+  by_queue boolean
+)
+  returns setof messages.throughput_report
+  language sql
+  stable
+  set plan_cache_mode = force_custom_plan
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+  with found as materialized (
+    select date_bin(step, r.archived_at, '2000-01-03 00:00+00') as bucket_at,
+      case when by_queue then u.name else '' end as name, r.status, r.wait, r.run
+    from unnest(queues) as u (name)
+    cross join lateral (
+      select a.archived_at, a.status,
+        -- Clocks are set back now and then: no time is negative.
+        greatest(
+          interval '0',
+          a.locked_at - greatest(a.created_at, nullif(a.available_at, 'infinity'))
+        ) as wait,
+        greatest(interval '0', a.archived_at - a.locked_at) as run
+      from messages.message_archive as a
+      where a.queue = u.name and a.archived_at >= since and a.archived_at < until
+    ) as r
+    limit most + 1
+  )
+  select f.bucket_at, nullif(f.name, ''), f.status, count(*),
+    percentile_disc(0.50) within group (order by f.wait) filter (where f.wait is not null),
+    percentile_disc(0.95) within group (order by f.wait) filter (where f.wait is not null),
+    percentile_disc(0.99) within group (order by f.wait) filter (where f.wait is not null),
+    percentile_disc(0.50) within group (order by f.run) filter (where f.run is not null),
+    percentile_disc(0.95) within group (order by f.run) filter (where f.run is not null),
+    percentile_disc(0.99) within group (order by f.run) filter (where f.run is not null),
+    'archive', true
+  from found as f
+  where (select count(*) from found as n) <= most
+  group by grouping sets ((f.bucket_at, f.name, f.status), (f.bucket_at, f.name))
+  union all
+  select null, null, null, null, null, null, null, null, null, null, null, false
+  where (select count(*) from found as n) > most;
+$$;
+
+create or replace function messages.throughput(
+  since timestamptz default null,
+  until timestamptz default null,
+  step interval default null,
+  queue text default null,
+  by_queue boolean default false,
+  most integer default 100000
+)
+  returns setof messages.throughput_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set jit = off
+as $$
+declare
+  v_until timestamptz := coalesce(until, clock_timestamp());
+  v_since timestamptz := coalesce(since, v_until - interval '1 hour');
+  v_step interval := step;
+  v_queues text[] := array(
+    select n.name
+    from (
+      select q.name from messages.queue as q
+      union
+      -- Events that died are archived under the name of their stream.
+      select s.name from messages.stream as s
+    ) as n
+    where throughput.queue is null or n.name = throughput.queue
+  );
+  v_lake bigint;
+  v_rolled timestamptz;
+  v_from timestamptz;
+  v_to timestamptz := v_until;
+  v_size integer := 1;
+  v_left integer := most;
+  v_rows messages.throughput_report[];
+begin
+  perform messages._check_quantity(throughput.most, 10000000);
+  perform messages._check_instant('since', v_since);
+  perform messages._check_instant('until', v_until);
+  perform messages._check_duration('step', v_step);
+  v_step := coalesce(v_step, (
+    select s.step
+    from unnest('{5 s,10 s,30 s,1 min,2 min,5 min,10 min,15 min,30 min,1 h,3 h,6 h,1 day,7 days}'
+      ::interval[]) as s (step)
+    where v_since + s.step * 120 >= v_until
+    order by s.step
+    limit 1
+  ), interval '28 days');
+  if v_since >= v_until or v_step not between interval '1 second' and interval '1000 days'
+    or extract(month from v_step) <> 0 or extract(year from v_step) <> 0
+  then
+    perform messages._invalid(
+      'since is before until, and a step is from a second to 1000 days, without months',
+      'null: as it fits'
+    );
+  elsif v_since + v_step * 2000 < v_until then
+    perform messages._invalid('more than 2000 steps', 'make the step longer, or the time shorter');
+  end if;
+  v_since := date_bin(v_step, v_since, '2000-01-03 00:00+00');
+  if v_step >= interval '1 hour' and date_trunc('hour', v_step) = v_step then
+    select r._lake, date_bin(v_step, r._until, '2000-01-03 00:00+00')
+    into v_lake, v_rolled
+    from messages._rolled_until() as r;
+  end if;
+  v_rolled := greatest(v_since, coalesce(v_rolled, v_since));
+  -- From the newest on, each stretch longer than that before, until enough is read.
+  while v_to > v_rolled and v_left > 0 loop
+    v_from := greatest(
+      date_bin(v_step, v_to - interval '1 microsecond', '2000-01-03 00:00+00')
+        - v_step * (v_size - 1),
+      v_rolled
+    );
+    v_rows := array(
+      select f from messages._finished(v_queues, v_from, v_to, v_step, v_left, by_queue) as f
+    );
+    if v_rows[1].is_complete is false then
+      exit when v_size = 1;
+      v_size := greatest(1, v_size / 8);
+      continue;
+    end if;
+    return query select r.* from unnest(v_rows) as r;
+    v_left := v_left - (
+      select coalesce(sum(r.finished), 0)::integer
+      from unnest(v_rows) as r
+      where r.status is not null
+    );
+    v_to := v_from;
+    v_size := least(v_size * 2, 512);
+  end loop;
+  if v_to > v_rolled then
+    -- What is older was not read, so that the rolled-up part would stand alone.
+    return next row(
+      v_to, null, null, null, null, null, null, null, null, null, null, false
+    )::messages.throughput_report;
+  end if;
+  if v_lake is not null and v_since < v_rolled then
+    return query
+    select s.bucket_at, s.queue, s.status, s.finished, s.wait_p50, s.wait_p95, s.wait_p99,
+      s.run_p50, s.run_p95, s.run_p99, 'rollup', true
+    from (values (true), (false)) as d (by_status)
+    cross join lateral messages.rollup_summary(
+      v_since, v_rolled, v_step,
+      case when by_queue or throughput.queue is not null then '{queue}' else '{}' end::text[]
+        || case when d.by_status then '{status}' else '{}' end::text[],
+      v_lake
+    ) as s
+    where throughput.queue is null or s.queue = throughput.queue;
+  end if;
+end;
+$$;
+comment on function messages.throughput(
+  timestamptz, timestamptz, interval, text, boolean, integer
+) is
+  'What was finished between since (an hour before until) and until (now), of one queue or all, in '
+  'steps that begin at whole multiples of step (as it fits): a row for each step and status, and '
+  'one for each step with all of them (status null); by_queue, for each queue too. With the time '
+  'waited, from being available to the lock, and run, of so many in a hundred. Hours that are '
+  'rolled up are read there (source rollup; steps of whole hours, and one lake), all others from '
+  'the archive, the newest first and not more than about most rows: where that does not do, a row '
+  'without numbers and with is_complete false says from when on (bucket_at) all was read. Queues '
+  'that were dropped are only in roll-ups. Raises NQ003.';

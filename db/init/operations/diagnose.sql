@@ -1,0 +1,114 @@
+-- Doctor: what is wrong with an install, and for how long something has waited for attention.
+
+-- What an install must have and does not, one text for each; empty for a whole one.
+create or replace function messages._missing()
+  returns text[]
+  language plpgsql
+  stable
+as $$
+begin
+  return array(
+    select 'trigger ' || t.name
+    from (
+      values
+        ('messages.message', 'published'), ('messages.message', 'schedule'),
+        ('messages.message', 'bound'), ('messages.message_archive', 'died')
+    ) as t (relation, name)
+    where not exists (
+      select from pg_trigger as g
+      where g.tgrelid = to_regclass(t.relation) and g.tgname = t.name and g.tgenabled = 'O'
+    )
+    union all
+    select 'trigger admit, as there are grants'
+    where exists (select from messages.queue_grant)
+      and not exists (
+        select from pg_trigger as g
+        where g.tgrelid = to_regclass('messages.message')
+          and g.tgname = 'admit' and g.tgenabled = 'O'
+      )
+    union all
+    select 'trigger capacity, as queues have one'
+    where exists (select from messages.queue as q where q.capacity is not null)
+      and not exists (
+        select from pg_trigger as g
+        where g.tgrelid = to_regclass('messages.message')
+          and g.tgname = 'capacity' and g.tgenabled = 'O'
+      )
+    union all
+    select 'index ' || i.name
+    from (
+      values ('message_waiting_idx'), ('message_scheduled_idx'), ('message_locked_idx'),
+        ('message_dedup_key_uq'), ('message_key_waiting_idx'), ('message_key_idx'),
+        ('message_archive_xid_idx'), ('redrive_archive_id_pk')
+    ) as i (name)
+    where not exists (
+      select from pg_index as x
+      where x.indexrelid = to_regclass('messages.' || i.name) and x.indisvalid
+    )
+    union all
+    select 'an archive partition for today'
+    where to_regclass(
+      'messages.' || messages._partition_name((clock_timestamp() at time zone 'UTC')::date)
+    ) is null
+  );
+end;
+$$;
+
+create or replace function messages.diagnose(
+  out missing text[],
+  out is_foreign boolean,
+  out expired_for interval,
+  out overdue_for interval,
+  out waiting_for interval,
+  out misplaced bigint
+)
+  returns record
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  missing := messages._missing();
+  is_foreign := messages._is_foreign(messages._here());
+  expired_for := (
+    select v_now - min(m.lock_expires_at)
+    from messages.message as m
+    where m.state = 'locked'
+      and m.lock_expires_at <= v_now
+  );
+  select max(v_now - nullif(w.available_at, 'infinity')),
+    max(v_now - nullif(s.available_at, 'infinity'))
+  into waiting_for, overdue_for
+  from messages.queue as q
+  left join lateral (
+    -- The first in turn: what has a lower priority may wait for as long as it takes.
+    select m.available_at
+    from messages.message as m
+    where m.queue = q.name and m.state = 'waiting'
+    order by m.priority desc, m.id
+    limit 1
+  ) as w on true
+  left join lateral (
+    select m.available_at
+    from messages.message as m
+    where m.queue = q.name and m.state = 'scheduled' and m.available_at <= v_now
+    order by m.available_at
+    limit 1
+  ) as s on true
+  where not q.paused;
+  misplaced := (select count(*) from messages.message_archive_default);
+end;
+$$;
+comment on function messages.diagnose() is
+  'What `notifyq doctor` looks at: missing, the triggers, indexes and partitions that an install '
+  'must have and this one does not; is_foreign, whether it came from another server and has not '
+  'been adopted; for how long the oldest lock that nobody has ended is expired '
+  '(expired_for) and the oldest message that nobody has staged is due (overdue_for); for how long '
+  'the message that is next in turn has waited, the longest of all queues that are not paused '
+  '(waiting_for); and how many archived messages are in no partition of a day (misplaced). Null '
+  'where there is none.';

@@ -1,0 +1,247 @@
+-- Health: what is wrong, and what is large.
+
+-- These run as their caller, as those of operations/sessions.sql do, but for bells().
+
+create or replace function messages.cron_entries()
+  returns setof messages.cron_report
+  language plpgsql
+  stable
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  -- By its oid: whoever may not use the schema may not look up a table in it either.
+  if not exists (
+    select
+    from pg_class as c
+    join pg_namespace as n on n.oid = c.relnamespace
+    where n.nspname = 'cron' and c.relname = 'job_run_details'
+      and has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select')
+  ) then
+    return;
+  end if;
+  return query execute format(
+    'select j.jobname::text, j.schedule, j.active, j.username, d.status, d.start_time, '
+    'd.return_message, coalesce(f.failed, 0) '
+    'from cron.job as j '
+    'left join lateral ('
+    '  select r.status, r.start_time, r.return_message from cron.job_run_details as r'
+    '  where r.jobid = j.jobid and r.end_time is not null order by r.runid desc limit 1'
+    ') as d on true '
+    'left join lateral ('
+    '  select count(*) filter (where r.status = %L) as failed from cron.job_run_details as r'
+    '  where r.jobid = j.jobid and r.start_time > now() - interval %L'
+    ') as f on true '
+    'where starts_with(j.jobname, %L) and j.database = current_database() '
+    'order by j.jobname, j.active desc', 'failed', '1 hour', 'notifyq '
+  );
+end;
+$$;
+comment on function messages.cron_entries() is
+  'The entries of pg_cron that are ours and that the caller may see, with what the last run that '
+  'ended said, and how many failed within an hour. No row without pg_cron, or without the right to '
+  'look at it.';
+
+create or replace function messages.bells()
+  returns setof messages.figure
+  language sql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select f.name, f.channel, coalesce(pg_sequence_last_value(f.sequence), 0), f.unit
+  from (
+    values
+      ('bells_sent', 'new_message', 'messages.message_bell_seq'::regclass, 'bells'),
+      ('bells_sent', 'new_event', 'messages.event_bell_seq', 'bells'),
+      ('published', 'new_message', 'messages.message_id_seq', 'messages'),
+      ('published', 'new_event', 'messages.event_id_seq', 'events')
+  ) as f (name, channel, sequence, unit);
+$$;
+comment on function messages.bells() is
+  'By channel, new_message for queues and new_event for streams: how many bells were rung since '
+  'the schema was installed (bells_sent), also by the upkeep and by workers that call others, and '
+  'how many messages or events were given an id (published). The difference is what was published '
+  'without a bell of its own: by many in one statement, or while a worker attended. Both count '
+  'what was rolled back, too, and may be up to 32 too many after each crash of the server.';
+
+create or replace function messages.health()
+  returns setof messages.figure
+  language plpgsql
+  stable
+  set search_path = pg_catalog, messages, pg_temp
+  set jit = off
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  return query
+  select f.name, f.subject, f.value, f.unit from messages.sizes() as f
+  union all
+  select f.name, f.subject, f.value, f.unit from messages.bells() as f
+  union all
+  select 'xmin_age', h.cause, max(h.xmin_age)::double precision, 'transactions'
+  from messages.holders(1000) as h
+  group by h.cause
+  union all
+  select f.name, '', f.value::double precision, f.unit
+  from (
+    select count(*) filter (where a.cause = 'lock') as waiting,
+      max(v_now - a.since_at) filter (where a.cause = 'lock') as longest_wait,
+      max(v_now - a.since_at) filter (where a.cause = 'idle') as longest_idle,
+      max(v_now - a.since_at) filter (where a.cause = 'transaction') as longest
+    from messages.activity(1000) as a
+  ) as a
+  cross join lateral (
+    -- What has begun since v_now did so no time ago, as what is not there.
+    values
+      ('lock_waits', a.waiting, 'sessions'),
+      ('longest_lock_wait', greatest(extract(epoch from a.longest_wait), 0), 'seconds'),
+      ('longest_idle_in_transaction', greatest(extract(epoch from a.longest_idle), 0), 'seconds'),
+      ('longest_transaction', greatest(extract(epoch from a.longest), 0), 'seconds')
+  ) as f (name, value, unit)
+  union all
+  select f.name, '', f.value::double precision, f.unit
+  from (
+    -- The type of other users' sessions is hidden, their database is not.
+    select count(*) filter (
+        where a.datid is not null and coalesce(a.backend_type, 'client backend') = 'client backend'
+      ) as used,
+      count(*) filter (
+        where a.datname = current_database() and a.application_name = 'notifyq worker'
+      ) as workers
+    from pg_stat_activity as a
+  ) as c
+  cross join messages.diagnose() as d
+  cross join lateral (
+    values
+      ('connections', c.used, 'sessions'),
+      (
+        'connections_most',
+        current_setting('max_connections')::integer
+          - current_setting('superuser_reserved_connections')::integer, 'sessions'
+      ),
+      ('worker_sessions', c.workers, 'sessions'),
+      ('notify_queue', pg_notification_queue_usage(), 'ratio'),
+      ('missing', cardinality(d.missing), 'parts'),
+      ('misplaced', d.misplaced, 'rows'),
+      ('expired_for', greatest(extract(epoch from d.expired_for), 0), 'seconds'),
+      ('overdue_for', greatest(extract(epoch from d.overdue_for), 0), 'seconds'),
+      ('waiting_for', greatest(extract(epoch from d.waiting_for), 0), 'seconds'),
+      ('database_bytes', pg_database_size(current_database()), 'bytes')
+  ) as f (name, value, unit)
+  union all
+  select 'frozen_age', '', age(d.datfrozenxid)::double precision, 'transactions'
+  from pg_database as d
+  where d.datname = current_database()
+  union all
+  select 'kept_wal', s.slot_name::text,
+    pg_wal_lsn_diff(
+      case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end,
+      s.restart_lsn
+    )::double precision, 'bytes'
+  from pg_replication_slots as s
+  where s.restart_lsn is not null
+  union all
+  select f.name, j.entry, f.value::double precision, f.unit
+  from messages.cron_entries() as j
+  cross join lateral (
+    values
+      ('cron_run_age', extract(epoch from v_now - j.last_started_at), 'seconds'),
+      ('cron_failed', j.failed, 'runs')
+  ) as f (name, value, unit)
+  where j.is_active and f.value is not null
+  order by 1, 2;
+end;
+$$;
+comment on function messages.health() is
+  'Numbers by which an installation is watched, each with its unit: those of messages.sizes() and '
+  'messages.bells(); by cause, how many transactions old the oldest snapshot is that '
+  'messages.holders() tells of (xmin_age); how many sessions wait for locks and how long, in '
+  'seconds, the longest wait, transaction, and idle transaction is, as messages.activity() tells; '
+  'connections and how many there may be; sessions of workers; how full the notifications are '
+  '(notify_queue, 0 to 1); what messages.diagnose() finds; the size of the database; how many '
+  'transactions ago it was frozen; how much WAL each replication slot keeps; and for each entry of '
+  'pg_cron how long ago its last run was and how many failed within an hour. Sessions of other '
+  'users count for members of pg_read_all_stats only.';
+
+-- Sizes: how large the tables are, and how well kept.
+
+-- The tables of the schema, those of days and of segments counted together.
+create or replace function messages.sizes()
+  returns setof messages.figure
+  language sql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set jit = off
+as $$
+  with tables as materialized (
+    select c.oid,
+      case
+        when p.relkind = 'p' or p.relname = 'event' then p.relname
+        when c.relname in (
+          'message', 'message_volatile', 'event', 'dedup', 'redrive', 'relay_receipt', 'load_row'
+        ) then c.relname
+        else 'others'
+      end as subject,
+      pg_table_size(c.oid) as bytes, pg_indexes_size(c.oid) as index_bytes,
+      greatest(c.reltuples, 0) as rows, c.relpages::bigint * 8192 as heap_bytes,
+      coalesce(p.relkind = 'p', false) as is_part
+    from pg_class as c
+    left join pg_inherits as i on i.inhrelid = c.oid
+    left join pg_class as p on p.oid = i.inhparent
+    where c.relnamespace = 'messages'::regnamespace and c.relkind = 'r'
+  ), sums as materialized (
+    select t.subject, sum(t.bytes) as bytes, sum(t.index_bytes) as index_bytes,
+      sum(s.n_live_tup) as live, sum(s.n_dead_tup) as dead,
+      min(greatest(s.last_vacuum, s.last_autovacuum)) filter (where not t.is_part) as vacuumed_at,
+      min(greatest(s.last_analyze, s.last_autoanalyze)) filter (where not t.is_part) as analyzed_at
+    from tables as t
+    left join pg_stat_all_tables as s on s.relid = t.oid
+    group by t.subject
+  )
+  select f.name, s.subject, f.value::double precision, f.unit
+  from sums as s
+  cross join lateral (
+    values
+      ('table_bytes', s.bytes, 'bytes'), ('index_bytes', s.index_bytes, 'bytes'),
+      ('live_rows', s.live, 'rows'), ('dead_rows', s.dead, 'rows'),
+      ('vacuum_age', extract(epoch from clock_timestamp() - s.vacuumed_at), 'seconds'),
+      ('analyze_age', extract(epoch from clock_timestamp() - s.analyzed_at), 'seconds')
+  ) as f (name, value, unit)
+  where f.value is not null
+  union all
+  -- What the rows would take, if they were packed as tightly as the table allows, is the rest.
+  select 'bloat', t.subject,
+    greatest(0, 1 - t.rows * (28 + w.width) / 0.7 / t.heap_bytes)::double precision, 'ratio'
+  from tables as t
+  cross join lateral (
+    select sum(s.avg_width * (1 - s.null_frac)) as width
+    from pg_stats as s
+    where s.schemaname = 'messages' and s.tablename = t.subject and not s.inherited
+  ) as w
+  where t.subject in ('message', 'message_volatile') and t.heap_bytes > 0 and w.width is not null
+  union all
+  select f.name, d.parent, f.value::double precision, 'days'
+  from (
+    select p.relname::text as parent, count(*) as days,
+      count(*) filter (
+        where right(c.relname, 8) > to_char(clock_timestamp() at time zone 'UTC', 'YYYYMMDD')
+      ) as ahead
+    from pg_inherits as i
+    join pg_class as p on p.oid = i.inhparent
+    join pg_class as c on c.oid = i.inhrelid
+    where p.oid in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
+      and c.relname ~ '_\d{8}$'
+    group by p.relname
+  ) as d
+  cross join lateral (values ('partitions', d.days), ('partitions_ahead', d.ahead))
+    as f (name, value);
+$$;
+comment on function messages.sizes() is
+  'Numbers of the tables that grow, the others counted as one: table_bytes with TOAST, '
+  'index_bytes, live_rows and dead_rows as the server last counted them, vacuum_age and '
+  'analyze_age in seconds since either was done (not of tables by day), bloat, the part of a table '
+  'that is neither rows nor wanted room (0 to 1, a guess), and how many days of the archive and of '
+  'the attempts there are, and are made ahead (partitions, partitions_ahead). The tables of days, '
+  'and of segments of streams, count as one.';

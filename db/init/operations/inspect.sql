@@ -1,0 +1,185 @@
+-- Inspect: live messages and queues.
+--
+-- raises: NQ003 invalid argument, NQ903 not adopted, NQ904 foreign position
+
+create or replace function messages.queue_info(queue text default null)
+  returns setof messages.queue_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  -- Counted in one pass: a look for each queue would read the whole table each time.
+  with counted as (
+    select m.queue,
+      count(*) filter (where m.state = 'waiting') as waiting,
+      count(*) filter (where m.state = 'scheduled') as scheduled,
+      count(*) filter (where m.state = 'locked') as locked,
+      count(*) filter (where m.state = 'locked' and m.lock_expires_at <= now()) as expired,
+      count(m.blockers) as blocked,
+      min(m.available_at) filter (where m.state = 'waiting') as oldest_waiting_at
+    from messages.message as m
+    where queue_info.queue is null or m.queue = queue_info.queue
+    group by m.queue
+  )
+  select q.name, q.paused, coalesce(c.waiting, 0), coalesce(c.scheduled, 0),
+    coalesce(c.locked, 0), coalesce(c.expired, 0), c.oldest_waiting_at,
+    q.lock_timeout, q.max_attempts, q.backoff, q.backoff_max, q.bell, q.retention, q.max_bytes,
+    q.concurrency, q.key_concurrency, q.rate, q.rate_period, q.rate_burst, q.key_rate,
+    q.key_rate_period, q.key_rate_burst, q.ordered, q.fair, q.capacity, q.overflow,
+    coalesce(c.blocked, 0), q.durable, q.payload_type, q.payload_schema::jsonb,
+    v._finished, v._dropped, q.retention_dead
+  from messages.queue as q
+  left join counted as c on c.queue = q.name
+  left join lateral messages._volatile_count(q.name) as v on not q.durable
+  where queue_info.queue is null or q.name = queue_info.queue
+  order by q.name;
+end;
+$$;
+comment on function messages.queue_info(text) is
+  'Policy of each queue and how many of its messages wait, are scheduled, are locked, are locked '
+  'past their time (expired), and are scheduled after others that have not ended (blocked).';
+
+create or replace function messages.message_list(
+  queue text default null,
+  state messages.message_state default null,
+  quantity integer default 100
+)
+  returns setof messages.message
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform messages._check_quantity(message_list.quantity, 10000);
+  return query
+  select m.*
+  from messages.message as m
+  where (message_list.queue is null or m.queue = message_list.queue)
+    and (message_list.state is null or m.state = message_list.state)
+  order by m.id
+  limit message_list.quantity;
+end;
+$$;
+comment on function messages.message_list(text, messages.message_state, integer) is
+  'Live messages by id, the oldest first.';
+
+create or replace function messages.message_find(id bigint)
+  returns setof messages.message
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query select m.* from messages.message as m where m.id = message_find.id;
+end;
+$$;
+comment on function messages.message_find(bigint) is 'The live message with this id, or no row.';
+
+create or replace function messages.archive_find(id bigint)
+  returns setof messages.message_archive
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  -- Who reads may read all; a worker, what it may consume.
+  v_barred text[] := case
+    when messages._has_role('notifyq_reader') then '{}' else messages._barred_queues() end;
+begin
+  return query
+  select a.*
+  from messages.message_archive as a
+  where a.id = archive_find.id
+    and a.queue <> all (v_barred);
+end;
+$$;
+comment on function messages.archive_find(bigint) is
+  'The finished message with this id, or no row; a worker gets none of a queue from which it may '
+  'not consume.';
+
+create or replace function messages.archive_summary(
+  queue text default null,
+  since timestamptz default null
+)
+  returns setof messages.summary_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  select a.queue, a.status, count(*), min(a.created_at), max(a.archived_at),
+    percentile_cont(0.50) within group (order by a.locked_at - a.created_at),
+    percentile_cont(0.95) within group (order by a.locked_at - a.created_at),
+    percentile_cont(0.99) within group (order by a.locked_at - a.created_at),
+    percentile_cont(0.50) within group (order by a.archived_at - a.locked_at),
+    percentile_cont(0.95) within group (order by a.archived_at - a.locked_at),
+    percentile_cont(0.99) within group (order by a.archived_at - a.locked_at)
+  from messages.message_archive as a
+  where (archive_summary.queue is null or a.queue = archive_summary.queue)
+    and (archive_summary.since is null or a.archived_at >= archive_summary.since)
+  group by grouping sets ((a.queue, a.status), (a.queue))
+  order by a.queue, a.status nulls last;
+end;
+$$;
+comment on function messages.archive_summary(text, timestamptz) is
+  'For each queue and status, and for each queue as a whole (status null): how many messages were '
+  'archived since then, and percentiles of wait and run time.';
+
+create or replace function messages.dead_since(
+  seen pg_snapshot,
+  queue text default null,
+  subscriber text default null
+)
+  returns setof messages.dead_message
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform messages._check_origin(messages._here());
+  perform messages._check_ahead(dead_since.seen);
+  return query
+  select d.*
+  from messages.dead_message as d
+  where d.xid >= pg_snapshot_xmin(dead_since.seen)
+    -- What this transaction has archived itself comes after its commit.
+    and d.xid < pg_snapshot_xmax(pg_current_snapshot())
+    and not pg_visible_in_snapshot(d.xid, dead_since.seen)
+    and (dead_since.queue is null or d.queue = dead_since.queue)
+    and (dead_since.subscriber is null or d.subscriber = dead_since.subscriber)
+  order by d.archived_at, d.id;
+end;
+$$;
+comment on function messages.dead_since(pg_snapshot, text, text) is
+  'Dead messages and events whose archiving was not yet visible in the snapshot seen, the oldest '
+  'first. Take current_position() in the same statement, and snapshot_of() it as the next value of '
+  'seen: whatever the order of commits, nothing is missed and nothing comes twice. Raises NQ903 in '
+  'a database that was restored and not adopted, NQ904 for a snapshot ahead of this server.';
+
+-- Queue list: the policy of queues, without counting what is in them.
+
+create or replace function messages.queue_list(queue text default null)
+  returns setof messages.queue
+  language sql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select q.*
+  from messages.queue as q
+  where queue_list.queue is null or q.name = queue_list.queue
+  order by q.name;
+$$;
+comment on function messages.queue_list(text) is
+  'Policy of each queue, or of one: what queue_info() tells without the counts, which cost more '
+  'the more there is.';

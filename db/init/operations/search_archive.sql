@@ -1,0 +1,337 @@
+-- Search: archived messages by conditions, in bounded steps.
+--
+-- raises: NQ003 invalid argument
+
+-- All queues that the archive has messages of, by a look into the index for each. Not as
+-- _queues_of() does it, whose text is planned anew each time: over all days that costs the most.
+create or replace function messages._archived_queues()
+  returns text[]
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_queues text[] := array[]::text[];
+  v_queue text := '';
+begin
+  loop
+    v_queue := (
+      select a.queue from messages.message_archive as a
+      where a.queue > v_queue
+      order by a.queue
+      limit 1
+    );
+    exit when v_queue is null;
+    v_queues := v_queues || v_queue;
+  end loop;
+  return v_queues;
+end;
+$$;
+
+-- No index has all queues by time alone, and finishing would have to pay for it. So the time before
+-- upto is cut off that has about as many messages as wanted: what begins from _from on.
+create or replace function messages._archive_window(
+  queues text[],
+  upto timestamptz,
+  oldest timestamptz,
+  wanted integer,
+  inout width interval,
+  out _from timestamptz
+)
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_there integer;
+  v_is_cut boolean := false;
+begin
+  loop
+    _from := greatest(upto - width, oldest);
+    select count(*)::integer into v_there
+    from (
+      select
+      -- Not `any`: then the planner may take an index that begins with something else.
+      from unnest(queues) as q (name)
+      cross join lateral (
+        select
+        from messages.message_archive as a
+        where a.queue = q.name and a.archived_at >= _from and a.archived_at <= upto
+        offset 0
+      ) as a
+      limit wanted + 1
+    ) as looked;
+    if v_there > wanted and width > interval '10 microseconds' then
+      width := width / 8;
+      v_is_cut := true;
+    elsif v_there < wanted / 8 and _from > oldest and not v_is_cut then
+      width := width * 8;
+    else
+      return;
+    end if;
+  end loop;
+end;
+$$;
+
+-- Look archive: find the keys of finished messages for which conditions hold.
+--
+-- The archive may be huge, so that nothing here sorts or counts it: an index gives slices of it in
+-- the order of time, conditions are tried on these, and after a while the rest is left to a next
+-- call, which goes on where this one stopped.
+
+-- The keys of what is found, in the order of the search, and where it stopped. _at null: it is
+-- over. From the latest down, or with is_ascending from the oldest up, which is for dead ones only.
+create or replace function messages._search_archive(
+  c messages.search_conditions,
+  quantity integer,
+  place_at timestamptz,
+  place_id bigint,
+  budget interval,
+  is_ascending boolean,
+  out _ids bigint[],
+  out _times timestamptz[],
+  out _at timestamptz,
+  out _id bigint
+)
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set enable_sort = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_end timestamptz;
+  v_slice integer := case when c.payload is null then 1000 else 100 end;
+  v_most integer := case when c.payload is null then 10000 else 500 end;
+  -- Subscribers have dead events only, and errors are those of what died.
+  v_path text := case
+    when c.state <> 'success' or coalesce(c.subscriber, c.error, c.fingerprint) is not null
+      and c.state is null then 'dead'
+    when c.queue is not null then 'queue' else 'window' end;
+  v_low timestamptz := coalesce(c.since_at, '-infinity'::timestamptz);
+  v_high timestamptz := coalesce(c.until_at - interval '1 microsecond', clock_timestamp());
+  v_place bigint := coalesce(place_id, case when is_ascending then 0 else 9223372036854775807 end);
+  v_is_plain boolean := c.payload::text !~ '\.datetime\(';
+  v_begin text := case
+    when c.fingerprint = '(no details)' then ''
+    else split_part(split_part(c.fingerprint, '<', 1), ' ', 1) end;
+  v_queues text[];
+  v_from timestamptz;
+  v_width interval := interval '1 hour';
+  v_looked bigint[];
+  v_looked_at timestamptz[];
+  v_found bigint[];
+  v_found_at timestamptz[];
+  v_left integer;
+begin
+  perform messages._check_duration('budget', budget);
+  v_end := clock_timestamp() + budget;
+  _ids := '{}';
+  _times := '{}';
+  if is_ascending then
+    v_path := 'dead_up';
+    v_low := greatest(v_low, place_at);
+  else
+    v_high := least(v_high, place_at);
+  end if;
+  if v_path = 'window' then
+    v_queues := case
+      when c.queue is null then messages._archived_queues() else array[c.queue] end;
+    if v_queues = '{}' then
+      return;
+    end if;
+    v_low := greatest(v_low, (
+      select min(f.archived_at)
+      from unnest(v_queues) as q (name)
+      cross join lateral (
+        select a.archived_at from messages.message_archive as a
+        where a.queue = q.name order by a.archived_at limit 1
+      ) as f
+    ));
+  end if;
+  while v_low <= v_high loop
+    v_from := v_low;
+    if v_path = 'window' then
+      select w.width, w._from into v_width, v_from
+      from messages._archive_window(v_queues, v_high, v_low, v_slice, v_width) as w;
+    end if;
+    v_left := quantity - cardinality(_ids);
+    -- One of the paths runs.
+    with looked as materialized (
+      (
+        select a.* from messages.message_archive as a
+        where v_path = 'dead' and a.status <> 'success' and a.archived_at >= v_from
+          and a.archived_at <= v_high and (a.archived_at < v_high or a.id < v_place)
+        order by a.archived_at desc, a.id desc limit v_slice
+      )
+      union all
+      (
+        select a.* from messages.message_archive as a
+        where v_path = 'dead_up' and a.status <> 'success' and a.archived_at <= v_high
+          and a.archived_at >= v_from and (a.archived_at > v_from or a.id > v_place)
+        order by a.archived_at, a.id limit v_slice
+      )
+      union all
+      (
+        select a.* from messages.message_archive as a
+        where v_path = 'queue' and a.queue = c.queue and a.archived_at >= v_from
+          and a.archived_at <= v_high and (a.archived_at < v_high or a.id < v_place)
+        order by a.archived_at desc, a.id desc limit v_slice
+      )
+      union all
+      (
+        select a.*
+        from unnest(v_queues) as q (name)
+        cross join lateral (
+          select o.* from messages.message_archive as o
+          where v_path = 'window' and o.queue = q.name and o.archived_at >= v_from
+            and o.archived_at <= v_high and (o.archived_at < v_high or o.id < v_place)
+          offset 0
+        ) as a
+        order by a.archived_at desc, a.id desc limit v_slice
+      )
+    ),
+    matching as (
+      select l.id, l.archived_at
+      from looked as l
+      where (c.queue is null or l.queue = c.queue)
+        and (
+          c.state is null
+          or case c.state
+            when 'dead' then not exists (
+              select from messages.redrive as r where r.archive_id = l.id
+            )
+            else l.status::text = c.state
+          end
+        )
+        and (c.subscriber is null or l.subscriber = c.subscriber)
+        and (c.type is null or l.type = c.type)
+        and (c.key is null or l.key = c.key)
+        and (c.dedup_key is null or l.dedup_key = c.dedup_key)
+        and (c.worker is null or l.handled_by ^@ c.worker)
+        and (c.error is null or strpos(lower(l.details), lower(c.error)) > 0)
+        -- What a fingerprint begins with, the text begins with: that is quicker to see.
+        and (
+          c.fingerprint is null
+          or coalesce(ltrim(l.details, e' \t\r\n\f\v'), '') ^@ v_begin
+          and messages.error_fingerprint(l.details) = c.fingerprint
+        )
+        and (
+          c.payload is null
+          or case when v_is_plain then l.message @@ c.payload
+            else messages._payload_matches(l.message, c.payload) end
+        )
+      order by case when is_ascending then l.archived_at end, case when is_ascending then l.id end,
+        l.archived_at desc, l.id desc
+      limit v_left
+    )
+    select
+      array(select l.id from looked as l),
+      array(select l.archived_at from looked as l),
+      array(select m.id from matching as m),
+      array(select m.archived_at from matching as m)
+    into v_looked, v_looked_at, v_found, v_found_at;
+    _ids := _ids || v_found;
+    _times := _times || v_found_at;
+    if cardinality(v_found) >= v_left then
+      _at := _times[cardinality(_times)];
+      _id := _ids[cardinality(_ids)];
+      return;
+    elsif cardinality(v_looked) = v_slice then
+      -- In the order of the path that ran.
+      _at := v_looked_at[v_slice];
+      _id := v_looked[v_slice];
+    elsif v_path = 'window' and v_from > v_low then
+      _at := v_from - interval '1 microsecond';
+      _id := 9223372036854775807;
+    else
+      exit;
+    end if;
+    if clock_timestamp() > v_end then
+      return;
+    end if;
+    v_place := _id;
+    if is_ascending then
+      v_low := _at;
+    else
+      v_high := _at;
+    end if;
+    if v_looked <> '{}' then
+      v_slice := least(v_slice * 2, v_most);
+    end if;
+  end loop;
+  _at := null;
+  _id := null;
+end;
+$$;
+
+-- Search archive: finished messages, by what a person knows of them.
+
+create or replace function messages.search_archive(
+  conditions jsonb default '{}',
+  quantity integer default 50,
+  before_at timestamptz default null,
+  before_id bigint default null,
+  budget interval default '500 milliseconds'
+)
+  returns setof messages.found_message
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set enable_hashjoin = off
+  set enable_mergejoin = off
+  set jit = off
+as $$
+declare
+  v_found record;
+  v_more messages.found_message;
+begin
+  perform messages._check_quantity(search_archive.quantity, 1000);
+  v_found := messages._search_archive(
+    messages._conditions(
+      conditions, array['success', 'rejected', 'failed', 'lock_expired', 'dead']
+    ),
+    quantity, before_at, before_id, budget, false
+  );
+  return query
+  select a.id, a.queue, a.status::text, a.created_at, a.available_at, a.locked_at,
+    null::timestamptz, a.archived_at, a.priority, a.attempts, a.type, a.key, a.dedup_key,
+    a.handled_by, a.subscriber, a.event_id,
+    (select r.message_id from messages.redrive as r where r.archive_id = a.id),
+    left(a.details, 1000), messages._short(a.message)
+  from unnest(v_found._ids, v_found._times) with ordinality as u (id, archived_at, position)
+  cross join lateral (
+    select o.* from messages.message_archive as o
+    where o.id = u.id and o.archived_at = u.archived_at
+    -- Kept apart, else a plan made while the table was empty would read all of it for each.
+    offset 0
+  ) as a
+  order by u.position;
+  if v_found._at is not null then
+    v_more.id := v_found._id;
+    v_more.archived_at := v_found._at;
+    v_more.state := 'more';
+    return next v_more;
+  end if;
+end;
+$$;
+comment on function messages.search_archive(
+  jsonb, integer, timestamptz, bigint, interval
+) is
+  'Finished messages for which all conditions hold, the latest first, from before_at and before_id '
+  'back (null: the latest there is): a JSON object of state (success, rejected, failed, '
+  'lock_expired, or dead: any of the last three that was not published again since), queue, '
+  'subscriber, type, key, dedup_key, worker (how its name begins), error (a part of details), '
+  'fingerprint, payload (a JSON path predicate), since and until (of archived_at). subscriber, '
+  'error and fingerprint are of what did not succeed, unless state says success. It looks no '
+  'longer than about budget: where there may be more, the last row has the state `more`, and '
+  'archived_at and id are where to go on. Raises NQ003.';

@@ -1,0 +1,293 @@
+-- Sessions: workers, and sessions that hold messages up.
+--
+-- raises: NQ003 invalid argument
+
+create or replace function messages.note_worker(
+  worker text,
+  queues text[] default '{}',
+  streams text[] default '{}',
+  concurrency integer default null,
+  running integer default 0,
+  is_stopping boolean default false,
+  host text default null,
+  pid integer default null,
+  version text default null
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if coalesce(array_ndims(queues), 1) > 1 or coalesce(array_ndims(streams), 1) > 1
+    or array_position(array_cat(queues, streams), null) is not null
+  then
+    perform messages._invalid('queues and streams must be lists of names');
+  end if;
+  insert into messages.worker as w (
+    name, started_at, session_pid, pid, concurrency, running, is_stopping, host, version, queues,
+    streams
+  )
+  values (
+    note_worker.worker, clock_timestamp(), pg_backend_pid(), note_worker.pid,
+    note_worker.concurrency, note_worker.running, note_worker.is_stopping, note_worker.host,
+    note_worker.version, note_worker.queues, note_worker.streams
+  )
+  on conflict on constraint worker_name_pk do update set
+    seen_at = clock_timestamp(), session_pid = excluded.session_pid, pid = excluded.pid,
+    concurrency = excluded.concurrency, running = excluded.running,
+    is_stopping = excluded.is_stopping, host = excluded.host, version = excluded.version,
+    queues = excluded.queues, streams = excluded.streams;
+end;
+$$;
+comment on function messages.note_worker(
+  text, text[], text[], integer, integer, boolean, text, integer, text
+) is
+  'Say that a worker is there, what it serves and how many messages it handles now: each worker '
+  'does about every ten seconds. Nothing goes by it but what messages.workers() shows.';
+
+create or replace function messages.forget_worker(worker text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  delete from messages.worker as w where w.name = forget_worker.worker;
+  return found;
+end;
+$$;
+comment on function messages.forget_worker(text) is
+  'Say that a worker has ended. False: it was not known.';
+
+-- Workers that have not ended, and do not come any more.
+create or replace function messages._forget_workers(quantity integer)
+  returns integer
+  language plpgsql
+as $$
+declare
+  v_forgotten integer;
+begin
+  with gone as (
+    delete from messages.worker as w
+    where w.name in (
+      select o.name from messages.worker as o
+      where o.seen_at < clock_timestamp() - interval '1 hour'
+      order by o.name
+      limit quantity
+      for update skip locked
+    )
+    returning w.name
+  )
+  select count(*)::integer into v_forgotten from gone;
+  return v_forgotten;
+end;
+$$;
+
+create or replace function messages.workers(most integer default 20)
+  returns setof messages.presence_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  perform messages._check_quantity(workers.most, 10000);
+  return query
+  with locks as materialized (
+    select coalesce(m.locked_by, '') as name, m.lock_expires_at <= v_now as is_expired,
+      row(m.id, m.queue, m.type, m.attempts, m.locked_at, m.lock_expires_at)
+        ::messages.held_message as message,
+      row_number() over (partition by m.locked_by order by m.locked_at, m.id) as number
+    from messages.message as m
+    where m.state = 'locked'
+  ), held as materialized (
+    select l.name, count(*) as held, count(*) filter (where l.is_expired) as expired,
+      array_agg(l.message order by l.number) filter (where l.number <= most) as messages
+    from locks as l
+    group by l.name
+  ), known as materialized (
+    select w.*, a.pid is not null as is_connected,
+      w.seen_at > v_now - interval '30 seconds' as is_there
+    from messages.worker as w
+    -- The number alone could be another session's by now.
+    left join pg_stat_activity as a
+      on a.pid = w.session_pid and a.datname = current_database()
+      and a.application_name like 'notifyq%'
+  )
+  select coalesce(k.name, h.name),
+    case
+      when k.name is null then 'unknown'
+      when not k.is_there then case when k.is_connected then 'silent' else 'gone' end
+      when k.is_stopping then 'stopping'
+      when k.running > 0 or h.held > h.expired then 'working'
+      else 'idle'
+    end,
+    k.host, k.pid, k.version, k.concurrency, k.running, k.queues, k.streams, k.started_at,
+    k.seen_at, k.session_pid, k.is_connected, coalesce(h.held, 0), coalesce(h.expired, 0),
+    coalesce(h.messages, '{}')
+  from known as k
+  full join held as h on h.name = k.name
+  order by 1;
+end;
+$$;
+comment on function messages.workers(integer) is
+  'Each worker that says it is there, or has messages locked, with what it holds: all of them '
+  'counted, and up to most of them, the longest held first. Its state is working, idle, or '
+  'stopping; silent, it has not come for 30 seconds although its session is there; gone, its '
+  'session is not there either; or unknown, it only has messages locked, as clients that call the '
+  'functions themselves do. One that is gone is forgotten after an hour.';
+
+-- Sessions: who holds old snapshots, who is in a transaction for long, and who waits for whom.
+--
+-- These run as their caller: what it may see of the sessions of others is the server's to decide.
+-- Without pg_read_all_stats that is neither their snapshots nor their queries.
+
+create or replace function messages.holders(most integer default 50)
+  returns setof messages.session_report
+  language plpgsql
+  stable
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  -- A comment in slashes, as a statement may follow it. A transaction of an application has the
+  -- name `notifyq`, a command or a worker of ours a longer one: it ends by itself.
+  v_ours text := 'select state, query from pg_stat_activity where pid = %s /* of notifyq itself: '
+    'do not end it */';
+  -- To be run there.
+  v_standby text := 'select pg_terminate_backend(a.pid) from pg_stat_activity as a '
+    'where a.pid <> pg_backend_pid() and a.backend_xmin is not null '
+    'order by age(a.backend_xmin) desc limit 1 -- on the standby';
+begin
+  return query
+  select h.cause, h.name, h.pid, h.user_name, h.application, h.state, h.since_at, h.xmin_age,
+    null::text, null::integer[], h.query, h.advice
+  from (
+    select 'session' as cause, format('session %s', a.pid) as name, a.pid,
+      a.usename::text as user_name, a.application_name as application, a.state,
+      a.xact_start as since_at,
+      -- A reader elsewhere holds nothing of this database. A writer does: until it ends, each new
+      -- snapshot here begins with it.
+      case
+        when a.datname = current_database() then age(a.backend_xmin)
+        else age(a.backend_xid)
+      end::bigint as xmin_age,
+      left(a.query, 1000) as query,
+      format(
+        case
+          when a.application_name ~ '^notifyq |^pg_cron$' then v_ours
+          else 'select pg_terminate_backend(%s)'
+        end, a.pid
+      ) as advice
+    from pg_stat_activity as a
+    where a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
+    union all
+    select 'prepared transaction', p.gid, null, p.owner::text, null, 'prepared', p.prepared,
+      age(p.transaction)::bigint, null,
+      format('rollback prepared %L -- or commit prepared', p.gid)
+        || case
+          when p.database <> current_database() then format(', in database %s', p.database)
+          else ''
+        end
+    from pg_prepared_xacts as p
+    union all
+    select 'replication slot', s.slot_name::text, s.active_pid, null, s.plugin::text,
+      case when s.active then 'active' else 'abandoned' end, null, age(s.xmin)::bigint, null,
+      case
+        when s.active then v_standby || ' that uses it'
+        else format('select pg_drop_replication_slot(%L)', s.slot_name)
+      end
+    from pg_replication_slots as s
+    union all
+    select 'standby', coalesce(nullif(r.application_name, ''), r.pid::text), r.pid,
+      r.usename::text, r.application_name, r.state, r.backend_start,
+      age(r.backend_xmin)::bigint, null,
+      v_standby || ', or alter system set hot_standby_feedback = off'
+    from pg_stat_replication as r
+  ) as h
+  where h.xmin_age is not null
+  order by h.xmin_age desc, h.since_at
+  limit greatest(most, 0);
+end;
+$$;
+comment on function messages.holders(integer) is
+  'What keeps vacuum from taking dead rows, the oldest first: sessions, prepared transactions, '
+  'replication slots and standbys, each with how many transactions old its snapshot is (xmin_age), '
+  'since when it is in that transaction (since_at) and the statement that ends it (advice); a '
+  'session of notifyq itself is only shown. Of other databases those that have written: readers '
+  'there hold nothing here. Sessions of other '
+  'users are seen by members of pg_read_all_stats only.';
+
+create or replace function messages.activity(most integer default 50)
+  returns setof messages.session_report
+  language plpgsql
+  stable
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  -- As in messages.holders().
+  v_ours text := 'select state, query from pg_stat_activity where pid = %s /* of notifyq itself: '
+    'do not end it */';
+begin
+  return query
+  select
+    case
+      when a.wait_event_type = 'Lock' then 'lock'
+      when a.state like 'idle in transaction%' then 'idle'
+      else 'transaction'
+    end,
+    format('session %s', a.pid), a.pid, a.usename::text, a.application_name, a.state,
+    case
+      when a.wait_event_type = 'Lock' then coalesce(k.since_at, a.query_start)
+      when a.state like 'idle in transaction%' then a.state_change
+      else a.xact_start
+    end,
+    age(a.backend_xmin)::bigint,
+    case when a.wait_event_type = 'Lock' then k.what end,
+    case when a.wait_event_type = 'Lock' then pg_blocking_pids(a.pid) end,
+    left(a.query, 1000), (
+      -- Who waits for a lock is helped by the end of those that have it.
+      select string_agg(
+        format(
+          case
+            when b.application_name ~ '^notifyq |^pg_cron$' then v_ours
+            else 'select pg_terminate_backend(%s)'
+          end, b.pid
+        ), '; '
+      )
+      from pg_stat_activity as b
+      where case
+        when a.wait_event_type = 'Lock' then b.pid = any (pg_blocking_pids(a.pid))
+        else b.pid = a.pid
+      end
+    )
+  from pg_stat_activity as a
+  left join lateral (
+    select min(l.waitstart) as since_at,
+      string_agg(
+        concat_ws(' ', l.mode, 'of', l.locktype, (
+          select c.relname from pg_class as c
+          where c.oid = l.relation and l.database = a.datid
+        )), ', '
+      ) as what
+    from pg_locks as l
+    where l.pid = a.pid and not l.granted
+  ) as k on a.wait_event_type = 'Lock'
+  where a.datname = current_database()
+    and a.pid <> pg_backend_pid()
+    and a.backend_type = 'client backend'
+    and a.xact_start is not null
+  order by 7, a.pid
+  limit greatest(most, 0);
+end;
+$$;
+comment on function messages.activity(integer) is
+  'Sessions of this database that are in a transaction, the longest first, with a cause each: '
+  'lock, it waits for a lock (waits_for) that the sessions blocked_by hold; idle, nobody has sent '
+  'anything in its transaction; transaction, it does something. since_at is the begin of that, '
+  'advice the statement that ends it, or those that it waits for, but none of notifyq itself. '
+  'Sessions of other users are seen by members of pg_read_all_stats only.';

@@ -1,0 +1,499 @@
+-- Dependencies: messages after messages.
+--
+-- raises: NQ002 message not found, NQ003 invalid argument, NQ007 no right to the queue
+
+-- Whoever publishes such a message locks those that it waits for against their end until it
+-- commits; whoever ends one of them looks for what waits for it afterwards, see
+-- queue/dependencies.sql. A finisher with an older snapshot (repeatable read) looks in vain, and
+-- the upkeep does it instead.
+
+-- Lock the messages that others are to wait for, and return those that have ended, as dependencies
+-- of no message.
+create or replace function messages._predecessors(after bigint[], on_failure text)
+  returns messages.dependency[]
+  language plpgsql
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_live bigint[];
+  v_busy bigint;
+  v_queues text[];
+  v_ended messages.dependency[];
+  v_ended_queues text[];
+  v_rest bigint[];
+  v_lost bigint;
+  v_queue text;
+begin
+  if (on_failure in ('cancel', 'run', 'hold')) is not true then
+    perform messages._invalid(
+      format('on_failure must be cancel, run or hold, not %s', coalesce(on_failure, 'null'))
+    );
+  end if;
+  if cardinality(after) > 100000 then
+    perform messages._invalid('a message can wait for 100000 others at most');
+  end if;
+  loop
+    begin
+      with locked as materialized (
+        select m.id, m.queue from messages.message as m
+        where m.id = any (_predecessors.after)
+        order by m.id
+        for key share skip locked
+      )
+      select coalesce(array_agg(l.id), '{}'), coalesce(array_agg(distinct l.queue), '{}')
+      into v_live, v_queues
+      from locked as l;
+      v_rest := array(
+        select u.id from unnest(_predecessors.after) as u (id)
+        except
+        select l.id from unnest(v_live) as l (id)
+      );
+      v_busy := (select min(m.id) from messages.message as m where m.id = any (v_rest));
+      exit when v_busy is null;
+      raise exception 'let go';
+    exception
+      when raise_exception then
+        null;
+    end;
+    -- A finisher holds what it ends before it comes to what waits for that: whoever waits for it
+    -- must hold none, or some publisher or other holds, time and again, what it comes to.
+    begin
+      perform from messages.message as m where m.id = v_busy for key share;
+      raise exception 'let go';
+    exception
+      when raise_exception then
+        null;
+    end;
+  end loop;
+  if exists (select from messages.queue as q where q.name = any (v_queues) and not q.durable) then
+    perform messages._invalid(
+      'nothing can wait for a message of a queue that is not durable: it may be gone',
+      'make the queue durable'
+    );
+  end if;
+  -- Afterwards: one that ended while we waited for its lock is in the archive.
+  select
+    coalesce(
+      array_agg(row(null, a.id, null, a.status, null, null, null)::messages.dependency), '{}'
+    ),
+    coalesce(array_agg(distinct a.queue), '{}')
+  into v_ended, v_ended_queues
+  from messages.message_archive as a
+  where a.id = any (v_rest);
+  select r.id into v_lost
+  from (
+    select u.id from unnest(v_rest) as u (id)
+    except
+    select e.after_id from unnest(v_ended) as e
+  ) as r
+  limit 1;
+  if found then
+    raise exception using
+      errcode = 'NQ002',
+      message = format('there is no message %s to run after', coalesce(v_lost::text, 'null')),
+      hint = 'its id is wrong, it is not committed yet, or the archive does not keep it any more';
+  end if;
+  -- How a message ended is for those to know who may publish into its queue or consume from it.
+  if exists (select from messages.queue_grant) and not messages._has_role('notifyq_reader') then
+    foreach v_queue in array v_queues || v_ended_queues
+    loop
+      if not messages._may(v_queue, 'publish into') then
+        perform messages._check_access(v_queue, 'consume from');
+      end if;
+    end loop;
+  end if;
+  return v_ended;
+end;
+$$;
+
+-- Note what messages wait for that were published just now, and end the wait for what has ended.
+create or replace function messages._depend(
+  ids bigint[],
+  after bigint[],
+  on_failure text,
+  due timestamptz,
+  delay interval,
+  ended messages.dependency[]
+)
+  returns void
+  language plpgsql
+as $$
+begin
+  insert into messages.dependency (message_id, after_id, position, on_failure, available_at, delay)
+  select u.id, a.id, a.position, _depend.on_failure, _depend.due, _depend.delay
+  from unnest(_depend.ids) as u (id)
+  cross join unnest(_depend.after) with ordinality as a (id, position)
+  order by u.id, a.id;
+  if ended <> '{}' then
+    perform messages._resolve(
+      array(select e.after_id from unnest(ended) as e order by e.after_id),
+      array(select e.status from unnest(ended) as e order by e.after_id)
+    );
+  end if;
+end;
+$$;
+
+create or replace function messages.dependencies(id bigint)
+  returns setof messages.message_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_barred text[] := case
+    when messages._has_role('notifyq_reader') then '{}' else messages._barred_queues() end;
+begin
+  return query
+  select d.after_id, coalesce(m.queue, a.queue),
+    coalesce(a.status::text, m.state::text, d.status::text),
+    coalesce(a.attempts, m.attempts), coalesce(a.available_at, m.available_at),
+    a.archived_at,
+    case when a.queue <> all (v_barred) then a.details end,
+    case when a.queue <> all (v_barred) then a.result end
+  from messages.dependency as d
+  left join messages.message as m on m.id = d.after_id
+  left join messages.message_archive as a on a.id = d.after_id
+  where d.message_id = dependencies.id
+  order by d.position;
+end;
+$$;
+comment on function messages.dependencies(bigint) is
+  'What a message waits for or has waited for, in the order of its publication: the state of each, '
+  'or how it ended, with its result. Of one in a queue from which the caller may not consume '
+  'without details and result. None once the message itself has succeeded.';
+
+create or replace function messages.unblock(id bigint)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_name text;
+  v_queue messages.queue;
+begin
+  update messages.message as m
+  set blockers = null,
+    state = 'waiting',
+    available_at = now()
+  where m.id = unblock.id
+    and m.blockers is not null
+  returning m.queue into v_name;
+  if not found then
+    return false;
+  end if;
+  delete from messages.dependency as d
+  where d.message_id = unblock.id
+    and d.status is null;
+  select q.* into v_queue from messages.queue as q where q.name = v_name;
+  perform messages._ring(v_queue, unblock.id::text);
+  return true;
+end;
+$$;
+comment on function messages.unblock(bigint) is
+  'Make a message due now that waits for others, whether or not they have ended. False: it waits '
+  'for none. To give it up instead, cancel() it.';
+
+-- Resolve: what the end of messages means for those that wait for them.
+--
+-- A chain of any length is resolved at once and not link by link. Rows of messages are locked in id
+-- order before anything changes; who is to be cancelled has no other way out, as nobody claims what
+-- waits for others.
+
+-- Lock what waits for these messages; tell what is to be cancelled with them, and for which one.
+create or replace function messages._lock_dependents(
+  ids bigint[],
+  statuses messages.message_status[],
+  out doomed bigint[],
+  out causes bigint[]
+)
+  language plpgsql
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+  -- Which _archive() has switched off: all that waits for anything would be read.
+  set enable_nestloop = on
+  set lock_timeout = '200ms'
+as $$
+declare
+  v_waiting bigint[];
+  v_locked bigint[];
+  v_tries integer := 0;
+begin
+  loop
+    begin
+      v_locked := '{}';
+      loop
+        with recursive doomed (id, cause) as (
+          select d.message_id, u.id
+          from unnest(_lock_dependents.ids, _lock_dependents.statuses) as u (id, status)
+          join messages.dependency as d on d.after_id = u.id
+          where u.status <> 'success'
+            and d.status is null
+            and d.on_failure = 'cancel'
+          union
+          select d.message_id, o.cause
+          from doomed as o
+          join messages.dependency as d on d.after_id = o.id
+          where d.status is null
+            and d.on_failure = 'cancel'
+        )
+        select coalesce(array_agg(o.id order by o.id), '{}'), array_agg(o.cause order by o.id)
+        into _lock_dependents.doomed, _lock_dependents.causes
+        from (select d.id, min(d.cause) as cause from doomed as d group by d.id) as o;
+        v_waiting := array(
+          select distinct d.message_id from messages.dependency as d
+          where d.after_id = any (_lock_dependents.ids || _lock_dependents.doomed)
+            and d.status is null
+          order by d.message_id
+        );
+        -- What is locked gets nobody any more who waits for it; but meanwhile it may have.
+        exit when v_waiting = v_locked;
+        perform from messages.message as m
+        where m.id = any (v_waiting)
+        order by m.id
+        for update;
+        v_locked := v_waiting;
+      end loop;
+      exit;
+    exception
+      -- Those that came later may be older than what is locked: begin again without any, as
+      -- whoever holds them may wait for those.
+      when lock_not_available then
+        v_tries := v_tries + 1;
+        -- What the transaction locked before is kept: the server is to find who waits in a ring,
+        -- for which one must wait longer than its deadlock_timeout.
+        if v_tries >= 10 then
+          perform set_config('lock_timeout', '0', true);
+        end if;
+    end;
+  end loop;
+end;
+$$;
+
+create or replace function messages._resolve(
+  ids bigint[],
+  statuses messages.message_status[]
+)
+  returns void
+  language plpgsql
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  -- All rows are found by their ids. Those are thought to be few: a nested loop would compare each
+  -- with each.
+  set enable_nestloop = off
+  set jit = off
+as $$
+declare
+  v_doomed bigint[];
+  v_causes bigint[];
+  v_due bigint[];
+begin
+  select l.doomed, l.causes into v_doomed, v_causes
+  from messages._lock_dependents(ids, statuses) as l;
+  with ended as (
+    select u.id, u.status from unnest(ids, statuses) as u (id, status)
+    union all
+    select u.id, 'rejected' from unnest(v_doomed) as u (id)
+  ),
+  marked as (
+    update messages.dependency as d
+    set status = e.status
+    from ended as e
+    where d.after_id = e.id
+      and d.after_id = any (ids || v_doomed)
+      and d.status is null
+    returning d.message_id, d.available_at, d.delay,
+      case when e.status <> 'success' then d.on_failure end as failing
+  ),
+  counted as (
+    select k.message_id, min(k.available_at) as due, min(k.delay) as delay,
+      count(*) filter (where k.failing is distinct from 'hold') as ended
+    from marked as k
+    group by k.message_id
+    having bool_and(k.failing is distinct from 'cancel')
+  ),
+  freed as (
+    update messages.message as m
+    set blockers = nullif(m.blockers - c.ended, 0),
+      -- The trigger `schedule` makes it scheduled where it is not due.
+      state = 'waiting',
+      available_at = case
+        when m.blockers > c.ended then m.available_at
+        when c.delay > interval '0' then clock_timestamp() + c.delay
+        else greatest(c.due, now()) end
+    from counted as c
+    where m.id = c.message_id
+      and m.id = any (array(select k.message_id from counted as k))
+      and m.blockers is not null
+    returning m.id, m.state
+  )
+  select array_agg(f.id order by f.id) into v_due from freed as f where f.state = 'waiting';
+  if v_doomed <> '{}' then
+    perform messages._archive(
+      array_agg(m.id), array_agg(m.lock_token),
+      array_agg('rejected'::messages.message_status),
+      array_agg(format('cancelled: it was to run after message %s, which died', u.cause)),
+      state => 'scheduled'
+    )
+    from unnest(v_doomed, v_causes) as u (id, cause)
+    join messages.message as m on m.id = u.id
+    where m.id = any (v_doomed);
+  end if;
+  perform messages._ring(q, messages._compact(array_agg(m.id)))
+  from messages.message as m
+  join messages.queue as q on q.name = m.queue
+  where m.id = any (v_due[1:1000])
+  group by q;
+end;
+$$;
+
+-- Called by the trigger `died` for all that is archived, while anything waits for anything.
+create or replace function messages._settle_dependencies(
+  ids bigint[],
+  statuses messages.message_status[]
+)
+  returns void
+  language plpgsql
+  set enable_seqscan = off
+  -- Which those that call _archive() may have switched off, and that holds for the triggers of what
+  -- it writes: all that waits for anything would be read in its order.
+  set enable_sort = on
+  set jit = off
+as $$
+begin
+  if exists (
+    select from messages.dependency as d where d.after_id = any (ids) and d.status is null
+  ) then
+    perform messages._resolve(ids, statuses);
+  end if;
+  -- A dead message may be published again, and reads the results of others then.
+  delete from messages.dependency as d
+  where d.message_id = any (
+    array(select u.id from unnest(ids, statuses) as u (id, status) where u.status = 'success')
+  );
+end;
+$$;
+
+-- Redirect: what becomes of waits for others whose message came back, or is gone unnoticed.
+
+-- What is held for a dead message waits for the one that it was published again as. And one that
+-- waited itself does so again, as far as those are published again too, so that a chain that is
+-- redriven keeps its order; a dead one that is not redriven holds nothing up any more.
+create or replace function messages._redirect(dead bigint[], again bigint[])
+  returns void
+  language plpgsql
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+begin
+  perform from messages.message as m
+  where m.id = any (
+    array(
+      select d.message_id from messages.dependency as d
+      where d.after_id = any (dead) and d.on_failure = 'hold' and d.status <> 'success'
+    )
+  )
+  order by m.id
+  for no key update;
+  update messages.dependency as d
+  set after_id = u.again,
+    status = null
+  from unnest(dead, again) as u (dead, again)
+  where d.after_id = u.dead
+    and d.on_failure = 'hold'
+    and d.status <> 'success';
+  insert into messages.dependency (message_id, after_id, position, status, delay, on_failure)
+  select
+    u.again, l.id, d.position,
+    case when m.id is null then coalesce(
+      (select a.status from messages.message_archive as a where a.id = l.id), d.status, 'rejected'
+    ) end,
+    d.delay, d.on_failure
+  from unnest(dead, again) as u (dead, again)
+  join messages.dependency as d on d.message_id = u.dead
+  -- The one that was published last for it.
+  cross join lateral (
+    with recursive hop (id) as (
+      select d.after_id
+      union all
+      select r.message_id
+      from hop as h
+      join messages.redrive as r on r.archive_id = h.id
+    )
+    select max(h.id) as id from hop as h
+  ) as l
+  left join messages.message as m on m.id = l.id
+  order by u.again, l.id
+  on conflict on constraint dependency_message_id_after_id_pk do nothing;
+  update messages.message as m
+  set blockers = w.blockers,
+    available_at = 'infinity'
+  from (
+    select d.message_id, count(*) as blockers
+    from messages.dependency as d
+    where d.message_id = any (again)
+      and d.status is null
+    group by d.message_id
+  ) as w
+  where m.id = w.message_id;
+end;
+$$;
+
+-- Look at some more of the dependencies, from where this session stopped last: end those on
+-- messages that are gone unnoticed, and remove those of messages that are gone themselves.
+create or replace function messages._sweep_dependencies(quantity bigint)
+  returns integer
+  language plpgsql
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_place bigint[] := nullif(current_setting('notifyq.swept', true), '')::bigint[];
+  v_swept messages.dependency[];
+  v_gone bigint[];
+begin
+  if not exists (select from messages.dependency) then
+    return 0;
+  end if;
+  v_swept := array(
+    select d from messages.dependency as d
+    where (d.message_id, d.after_id) > (coalesce(v_place[1], 0), coalesce(v_place[2], 0))
+    order by d.message_id, d.after_id
+    limit _sweep_dependencies.quantity
+  );
+  perform set_config(
+    'notifyq.swept',
+    case when cardinality(v_swept) < quantity then '' else
+      array[v_swept[quantity].message_id, v_swept[quantity].after_id]::text end,
+    false
+  );
+  v_gone := array(
+    select distinct s.after_id from unnest(v_swept) as s
+    where s.status is null
+      and not exists (select from messages.message as m where m.id = s.after_id)
+  );
+  if v_gone <> '{}' then
+    perform messages._resolve(
+      array_agg(g.id), array_agg(coalesce(a.status, 'rejected'))
+    )
+    from unnest(v_gone) as g (id)
+    left join messages.message_archive as a on a.id = g.id;
+  end if;
+  delete from messages.dependency as d
+  where d.message_id = any (array(
+    select distinct s.message_id from unnest(v_swept) as s
+    where not exists (select from messages.message as m where m.id = s.message_id)
+      and not exists (select from messages.message_archive as a where a.id = s.message_id)
+  ));
+  return cardinality(v_swept);
+end;
+$$;

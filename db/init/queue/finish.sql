@@ -1,0 +1,319 @@
+-- Finish: end a lock with an outcome. Every call shows the token of the lock that it means.
+--
+-- raises: NQ003 invalid argument
+
+create or replace function messages.finish_many(
+  ids bigint[],
+  lock_tokens bigint[],
+  statuses messages.message_status[],
+  details text[] default null,
+  results jsonb[] default null
+)
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if statuses is null or array_position(statuses, null) is not null then
+    perform messages._check_given('each of statuses', false);
+  end if;
+  if cardinality(ids) <> cardinality(lock_tokens) or cardinality(ids) <> cardinality(statuses) then
+    perform messages._invalid('ids, lock_tokens and statuses must have the same length');
+  end if;
+  if exists (select from messages.queue_grant) then
+    ids := messages._screen(ids);
+  end if;
+  return query select a.id from messages._archive(ids, lock_tokens, statuses, details, results)
+    as a (id);
+end;
+$$;
+comment on function messages.finish_many(
+  bigint[], bigint[], messages.message_status[], text[], jsonb[]
+) is
+  'Finish several locked messages at once and return the ids that were; an id that is missing lost '
+  'its lock, and nothing changed for it.';
+
+create or replace function messages.finish(
+  id bigint,
+  lock_token bigint,
+  status messages.message_status default 'success',
+  details text default null,
+  result jsonb default null
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if status is null then
+    perform messages._check_given('status', false);
+  end if;
+  if exists (select from messages.queue_grant) then
+    id := (messages._screen(array[id]))[1];
+  end if;
+  return exists (
+    select from messages._archive(
+      array[id], array[lock_token], array[status], array[details], array[result]
+    )
+  );
+end;
+$$;
+comment on function messages.finish(bigint, bigint, messages.message_status, text, jsonb) is
+  'Move a locked message to the archive. False: the lock was lost, and nothing changed.';
+
+-- The caller has screened the ids, or goes by what all may know: each message that is still locked
+-- under its token is put back, or archived where this was its last attempt.
+create or replace function messages._retry(
+  ids bigint[],
+  lock_tokens bigint[],
+  delays interval[],
+  details text[],
+  statuses messages.message_status[],
+  error_types text[] default null,
+  errors text[] default null,
+  tracebacks text[] default null,
+  give_ups boolean[] default null,
+  out id bigint,
+  out max_attempts integer,
+  out delay interval
+)
+  returns setof record
+  language plpgsql
+  set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
+  set enable_seqscan = off
+  -- As in _archive: a nested loop would compare each with each.
+  set enable_nestloop = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+  v_last bigint[];
+  v_last_places integer[];
+  v_again bigint[];
+  v_queues text[];
+  v_delays interval[];
+  v_details text[];
+  v_last_most integer[];
+  v_again_most integer[];
+begin
+  with held as materialized (
+    select m.id, m.lock_token, m.locked_at, m.locked_by, m.attempts, m.queue,
+      messages._attempts_of(m.max_attempts, m.handler_attempts, q.max_attempts) as most,
+      q.backoff, q.backoff_max
+    from messages.message as m
+    left join messages.queue as q on q.name = m.queue
+    where m.id = any (_retry.ids)
+      and (
+        (m.id, m.lock_token, m.state) in (
+          select g.id, g.lock_token, 'locked'::messages.message_state
+          from unnest(_retry.ids, _retry.lock_tokens) as g (id, lock_token)
+        )
+      ) is true
+    order by m.id
+    for update of m
+  ),
+  places as materialized (
+    -- Somebody may name a message twice.
+    select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.place::integer as place
+    from unnest(_retry.ids, _retry.lock_tokens) with ordinality as u (id, lock_token, place)
+  ),
+  failing as materialized (
+    select h.*, p.place,
+      h.backoff is null or h.attempts >= h.most or coalesce(_retry.give_ups[p.place], false)
+        as ends,
+      coalesce(
+        _retry.delays[p.place], messages._backoff(h.backoff, h.backoff_max, h.attempts)
+      ) as delay
+    from held as h
+    join places as p on p.id = h.id and p.lock_token = h.lock_token
+  ),
+  noted as (
+    insert into messages.attempt (
+      message_id, lock_token, locked_at, retry_at, number, status, queue, handled_by, error_type,
+      details, traceback
+    )
+    -- Texts are cut, as they come from programs that may write anything.
+    select f.id, f.lock_token, f.locked_at, v_now + greatest(f.delay, interval '0'), f.attempts,
+      _retry.statuses[f.place], f.queue, f.locked_by, left(_retry.error_types[f.place], 200),
+      left(coalesce(_retry.errors[f.place], _retry.details[f.place]), 8000),
+      left(_retry.tracebacks[f.place], 32000)
+    from failing as f
+    where not f.ends
+  )
+  select array_agg(f.id) filter (where f.ends), array_agg(f.place) filter (where f.ends),
+    array_agg(f.id) filter (where not f.ends), array_agg(f.queue) filter (where not f.ends),
+    array_agg(f.delay) filter (where not f.ends),
+    array_agg(_retry.details[f.place]) filter (where not f.ends),
+    array_agg(f.most) filter (where f.ends), array_agg(f.most) filter (where not f.ends)
+  into v_last, v_last_places, v_again, v_queues, v_delays, v_details, v_last_most, v_again_most
+  from failing as f;
+  if v_again is not null then
+    update messages.message as m
+    set state = 'waiting',
+      locked_at = null,
+      lock_expires_at = null,
+      locked_by = null,
+      lock_token = least(m.lock_token, 9223372036854775806) + 1,
+      available_at = case
+        when u.delay > interval '0' then v_now + u.delay else m.available_at end,
+      details = u.details
+    from unnest(v_again, v_delays, v_details) as u (id, delay, details)
+    where m.id = any (v_again)
+      and m.id = u.id;
+    perform messages._ring_requeued(v_again, v_queues, v_delays);
+  end if;
+  if v_last is not null then
+    perform messages._archive(
+      v_last, array_agg(_retry.lock_tokens[p.place] order by p.number),
+      array_agg(_retry.statuses[p.place] order by p.number),
+      array_agg(_retry.details[p.place] order by p.number)
+    )
+    from unnest(v_last_places) with ordinality as p (place, number);
+    -- The trigger of the archive has noted these attempts, and knows nothing of the error.
+    update messages.attempt as a
+    set error_type = left(_retry.error_types[p.place], 200),
+      details = left(coalesce(_retry.errors[p.place], _retry.details[p.place]), 8000),
+      traceback = left(_retry.tracebacks[p.place], 32000)
+    from unnest(v_last_places) as p (place)
+    where a.message_id = any (v_last)
+      and a.message_id = _retry.ids[p.place]
+      and a.lock_token = _retry.lock_tokens[p.place]
+      and a.ended_at >= transaction_timestamp()
+      and concat(
+        _retry.error_types[p.place], _retry.errors[p.place], _retry.tracebacks[p.place]
+      ) <> '';
+  end if;
+  return query
+  select u.id, u.most, u.delay
+  from unnest(v_again || v_last, v_again_most || v_last_most, v_delays) as u (id, most, delay)
+  order by u.id;
+end;
+$$;
+
+-- Once for each queue. Whoever sleeps must know when to look, and who attends looks all the time.
+create or replace function messages._ring_requeued(ids bigint[], queues text[], delays interval[])
+  returns void
+  language plpgsql
+as $$
+declare
+  v_name text;
+  v_near bigint[];
+  v_all bigint[];
+begin
+  for v_name, v_near, v_all in
+    select u.queue, array_agg(u.id order by u.id) filter (where u.delay < interval '1 minute'),
+      array_agg(u.id order by u.id)
+    from unnest(ids, queues, delays) as u (id, queue, delay)
+    group by u.queue
+    order by u.queue
+  loop
+    if v_near is not null
+      and pg_try_advisory_xact_lock_shared(messages._attended_key(v_name))
+    then
+      perform messages._ring(messages._queue(v_name), messages._compact(v_near));
+    elsif exists (select from messages.flow as f where f.is_held) then
+      perform messages._ring_freed(array[v_name], v_all);
+    end if;
+  end loop;
+end;
+$$;
+
+create or replace function messages.retry_many(
+  ids bigint[],
+  lock_tokens bigint[],
+  delays interval[] default null,
+  details text[] default null,
+  statuses messages.message_status[] default null,
+  error_types text[] default null,
+  errors text[] default null,
+  tracebacks text[] default null,
+  give_ups boolean[] default null,
+  out id bigint,
+  out max_attempts integer,
+  out delay interval
+)
+  returns setof record
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_count integer := cardinality(ids);
+begin
+  if cardinality(lock_tokens) is distinct from v_count or exists (
+    select
+    from unnest(array[
+      cardinality(delays), cardinality(details), cardinality(statuses), cardinality(error_types),
+      cardinality(errors), cardinality(tracebacks), cardinality(give_ups)
+    ]) as u (length)
+    where u.length <> v_count
+  ) then
+    perform messages._invalid('ids, lock_tokens and all that is given must have the same length');
+  end if;
+  perform messages._check_duration('delay', u.delay)
+  from unnest(delays) as u (delay)
+  where u.delay is not null;
+  if exists (select from messages.queue_grant) then
+    ids := messages._screen(ids);
+  end if;
+  return query
+  select r.id, r.max_attempts, r.delay
+  from messages._retry(
+    ids, lock_tokens, delays, details,
+    array(
+      select coalesce(u.status, 'failed')
+      from unnest(lock_tokens, statuses) with ordinality as u (lock_token, status, place)
+      order by u.place
+    ),
+    error_types, errors, tracebacks, give_ups
+  ) as r;
+end;
+$$;
+comment on function messages.retry_many(
+  bigint[], bigint[], interval[], text[], messages.message_status[], text[], text[], text[],
+  boolean[]
+) is
+  'retry() for several messages at once: each array is null or has a value for each of ids. '
+  'Returns the ids that were still locked under their token, each with how many attempts it has '
+  'and after what delay the next one comes: null where it is archived. Wakes the workers of each '
+  'queue once.';
+
+create or replace function messages.retry(
+  id bigint,
+  lock_token bigint,
+  delay interval default null,
+  details text default null,
+  status messages.message_status default 'failed',
+  error_type text default null,
+  error text default null,
+  traceback text default null,
+  give_up boolean default false
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if status is null then
+    perform messages._check_given('status', false);
+  end if;
+  return exists (
+    select from messages.retry_many(
+      array[id], array[lock_token], array[delay], array[details], array[status],
+      array[error_type], array[error], array[traceback], array[give_up]
+    )
+  );
+end;
+$$;
+comment on function messages.retry(
+  bigint, bigint, interval, text, messages.message_status, text, text, text, boolean
+) is
+  'End an attempt that failed: the message waits for delay (null: the backoff of its queue) and is '
+  'handed out again, or is archived with status once its attempts are used up, or at once with '
+  'give_up. How many it has is said by the message, else by the handler that claimed it, else by '
+  'the queue. The class, text and traceback of the error are for messages.attempts(); without '
+  'error that has the details. False: the lock was lost, and nothing changed.';

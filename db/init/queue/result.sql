@@ -1,0 +1,103 @@
+-- Result: how far a message is, and what came of it.
+--
+-- Whoever waits marks the live row, which takes its lock: so either the finisher waits, reads the
+-- mark and rings finished_message, or it was first, and the archive has the message already.
+--
+-- raises: NQ002 message not found, NQ007 no right to the queue
+
+create or replace function messages._report(id bigint)
+  returns messages.message_report
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_report messages.message_report;
+begin
+  select
+    m.id, m.queue, m.state::text, m.attempts, m.available_at, null::timestamptz, m.details,
+    null::jsonb
+  into v_report
+  from messages.message as m
+  where m.id = _report.id;
+  if not found then
+    select
+      a.id, a.queue, a.status::text, a.attempts, a.available_at, a.archived_at, a.details, a.result
+    into v_report
+    from messages.message_archive as a
+    where a.id = _report.id;
+  end if;
+  if not found then
+    raise exception using
+      errcode = 'NQ002',
+      message = format('there is no message %s', coalesce(_report.id::text, 'null')),
+      hint = 'its id is wrong, it was never committed, or it was deleted: the archive keeps a '
+        'message for as long as the retention of its queue says';
+  end if;
+  -- Who publishes may know what comes of it, and who consumes makes it so.
+  if exists (select from messages.queue_grant as g where g.queue = v_report.queue)
+    and not (
+      messages._may(v_report.queue, 'publish into') or messages._has_role('notifyq_reader')
+    )
+  then
+    perform messages._check_access(v_report.queue, 'consume from');
+  end if;
+  return v_report;
+end;
+$$;
+
+create or replace function messages.result(id bigint)
+  returns messages.message_report
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return messages._report(id);
+end;
+$$;
+comment on function messages.result(bigint) is
+  'How far a message is: state waiting, scheduled or locked, or how it ended (success, rejected, '
+  'failed, lock_expired), with details and, after success, the result. Changes nothing. Raises '
+  'NQ002 for a message that is unknown or no longer kept, and NQ007 where the caller may neither '
+  'publish into its queue nor consume from it.';
+
+create or replace function messages.await_result(id bigint)
+  returns messages.message_report
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  -- Nothing is marked for a caller who may not know.
+  v_report messages.message_report := messages._report(id);
+  v_queue messages.queue;
+  v_state messages.message_state;
+begin
+  if v_report.archived_at is not null then
+    return v_report;
+  end if;
+  update messages.message as m
+  set awaited = true
+  where m.id = await_result.id
+    and not m.awaited
+  returning m.state into v_state;
+  if v_state = 'waiting' then
+    -- A claim that came by in this moment has skipped the row.
+    select q.* into v_queue from messages.queue as q where q.name = v_report.queue;
+    if found then
+      perform messages._ring(v_queue, id::text);
+    end if;
+  end if;
+  return messages._report(id);
+end;
+$$;
+comment on function messages.await_result(bigint) is
+  'As result(), and if the message is not finished, its end rings the channel finished_message '
+  'with the payload <queue>:<ids>. LISTEN first, call this in a transaction of its own, and call '
+  'it again when the bell rings: it is a hint.';

@@ -1,0 +1,280 @@
+-- Settle: release, extend, take and cancel.
+--
+-- raises: NQ003 invalid argument, NQ001 queue not found, NQ007 no right to the queue
+
+create or replace function messages.extend_many(
+  ids bigint[],
+  lock_tokens bigint[],
+  lock_timeout interval default null
+)
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
+  set enable_seqscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+begin
+  perform messages._check_positive('lock_timeout', extend_many.lock_timeout);
+  if exists (select from messages.queue_grant) then
+    ids := messages._screen(ids);
+  end if;
+  return query
+  update messages.message as m
+  set lock_expires_at = v_now + coalesce(
+      extend_many.lock_timeout,
+      (select q.lock_timeout from messages.queue as q where q.name = m.queue)
+    )
+  where m.id = any (extend_many.ids)
+    and (
+      (m.id, m.lock_token, m.state) in (
+        select g.id, g.lock_token, 'locked'::messages.message_state
+        from unnest(extend_many.ids, extend_many.lock_tokens) as g (id, lock_token)
+      )
+    ) is true
+  returning m.id;
+end;
+$$;
+comment on function messages.extend_many(bigint[], bigint[], interval) is
+  'Hold several locks for lock_timeout (null: that of the queue) from now on; return the ids whose '
+  'lock was still held.';
+
+create or replace function messages.extend(
+  id bigint,
+  lock_token bigint,
+  lock_timeout interval default null
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return exists (
+    select from messages.extend_many(array[id], array[lock_token], lock_timeout)
+  );
+end;
+$$;
+comment on function messages.extend(bigint, bigint, interval) is
+  'Hold a lock for lock_timeout (null: that of the queue) from now on. False: the lock was lost, '
+  'and nothing changed.';
+
+create or replace function messages._release(
+  ids bigint[],
+  lock_tokens bigint[],
+  delay interval
+)
+  returns setof bigint
+  language plpgsql
+  set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
+  set enable_seqscan = off
+  set jit = off
+  set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_freed messages.message[];
+begin
+  perform messages._check_duration('delay', _release.delay);
+  with freed as (
+    update messages.message as m
+    set state = 'waiting',
+      locked_at = null,
+      lock_expires_at = null,
+      locked_by = null,
+      lock_token = least(m.lock_token, 9223372036854775806) + 1,
+      attempts = greatest(m.attempts, -2147483647) - 1,
+      available_at = case
+        when _release.delay > interval '0' then clock_timestamp() + _release.delay
+        else m.available_at end
+    where m.id = any (_release.ids)
+      and (
+        (m.id, m.lock_token, m.state) in (
+          select g.id, g.lock_token, 'locked'::messages.message_state
+          from unnest(_release.ids, _release.lock_tokens) as g (id, lock_token)
+        )
+      ) is true
+    returning m as row
+  )
+  select coalesce(array_agg(f.row), '{}') into v_freed from freed as f;
+  perform messages._ring(q, messages._compact(array_agg(f.id)))
+  from unnest(v_freed) as f
+  join messages.queue as q on q.name = f.queue
+  where f.state = 'waiting'
+  group by q;
+  if _release.delay > interval '0' and exists (
+    select from messages.flow as f where f.is_held
+  ) then
+    perform messages._ring_freed(array_agg(distinct f.queue), array_agg(f.id))
+    from unnest(v_freed) as f;
+  end if;
+  return query select f.id from unnest(v_freed) as f order by f.id;
+end;
+$$;
+
+create or replace function messages.release_many(
+  ids bigint[],
+  lock_tokens bigint[],
+  delay interval default null
+)
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  if exists (select from messages.queue_grant) then
+    ids := messages._screen(ids);
+  end if;
+  return query select r.id from messages._release(ids, lock_tokens, delay) as r (id);
+end;
+$$;
+comment on function messages.release_many(bigint[], bigint[], interval) is
+  'Give up the locks of several messages as if they had not been claimed; return the ids that were '
+  'still locked under their token.';
+
+create or replace function messages.release(
+  id bigint,
+  lock_token bigint,
+  delay interval default null
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return exists (select from messages.release_many(array[id], array[lock_token], delay));
+end;
+$$;
+comment on function messages.release(bigint, bigint, interval) is
+  'Give up a lock as if the message had not been claimed: it is back in its old place at once, or '
+  'after delay, and the attempt does not count. False: the lock was lost, and nothing changed.';
+
+create or replace function messages.release_orphans(worker text, known bigint[])
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+declare
+  v_orphans messages.message[];
+begin
+  v_orphans := array(
+    select m
+    from messages.message as m
+    where m.state = 'locked'
+      and m.locked_by = release_orphans.worker
+      and m.id <> all (release_orphans.known)
+    order by m.id
+    for update skip locked
+  );
+  return (
+    select count(*)::integer
+    from messages.release_many(
+      array(select o.id from unnest(v_orphans) as o),
+      array(select o.lock_token from unnest(v_orphans) as o)
+    )
+  );
+end;
+$$;
+comment on function messages.release_orphans(text, bigint[]) is
+  'Release what is locked in the name of worker and not among the ids known to it: the messages of '
+  'a claim whose answer was lost with the connection. Returns how many. The name must be the '
+  'worker''s alone.';
+
+-- Take and cancel: end messages that nobody holds.
+
+create or replace function messages.take(queue text, quantity integer default 1)
+  returns setof messages.message
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_sort = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_queue messages.queue := messages._queue(take.queue);
+  v_now timestamptz := clock_timestamp();
+  v_ids bigint[];
+  v_taken messages.message[];
+begin
+  perform messages._check_quantity(take.quantity, 10000);
+  if exists (select from messages.queue_grant) then
+    perform messages._check_access(v_queue.name, 'consume from');
+  end if;
+  if v_queue.paused then
+    return;
+  end if;
+  if v_queue.is_limited then
+    if messages._enter(array[v_queue.name]) = '{}' then
+      return;
+    end if;
+    v_ids := messages._look_flow(v_queue, take.quantity, null, true);
+    v_taken := array(
+      select m from messages.message as m where m.id = any (v_ids) order by m.id
+    );
+  else
+    perform messages._stage(v_queue.name, v_now, 10 * take.quantity);
+    v_taken := array(
+      select m
+      from messages.message as m
+      where m.queue = v_queue.name
+        and m.state = 'waiting'
+      order by m.priority desc, m.id
+      limit take.quantity
+      for update skip locked
+    );
+  end if;
+  perform messages._archive(
+    array(select t.id from unnest(v_taken) as t),
+    array(select t.lock_token from unnest(v_taken) as t),
+    array(select 'success'::messages.message_status from unnest(v_taken)),
+    state => 'waiting'
+  );
+  return query select t.* from unnest(v_taken) as t order by t.priority desc, t.id;
+end;
+$$;
+comment on function messages.take(text, integer) is
+  'Take up to quantity (at most 10000) messages out of a queue, archive them as success and return '
+  'them, all inside the caller''s transaction: commit makes it so, rollback or a lost connection '
+  'puts them back. Does not wait for messages that others hold. Keep the transaction short: it '
+  'holds back vacuum, and while it is open nobody else gets anything from a queue with limits, '
+  'whose limits hold here as well. Raises NQ001 for an unknown queue, and NQ007 for one from which '
+  'the caller may not consume.';
+
+create or replace function messages.cancel(id bigint)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+as $$
+declare
+  v_message messages.message;
+begin
+  select m.* into v_message
+  from messages.message as m
+  where m.id = cancel.id
+    and m.state <> 'locked'
+  for update skip locked;
+  return found and exists (
+    select from messages._archive(
+      array[v_message.id], array[v_message.lock_token],
+      array['rejected'::messages.message_status], array['cancelled'],
+      state => v_message.state
+    )
+  );
+end;
+$$;
+comment on function messages.cancel(bigint) is
+  'Archive a message that waits or is scheduled as rejected, with details `cancelled`. False: it '
+  'is locked by a worker, finished, or unknown; nothing changed.';

@@ -1,0 +1,451 @@
+-- Schedules: define, enable and fire them.
+--
+-- raises: NQ001 queue not found, NQ003 invalid argument, NQ017 schedule not found
+
+create or replace function messages._check_schedule(schedule messages.schedule)
+  returns void
+  language plpgsql
+as $$
+declare
+  v_queue messages.queue := messages._queue(schedule.queue);
+  v_bytes integer := octet_length(schedule.message::text) + octet_length(schedule.headers::text);
+  v_excess text := coalesce(
+    messages._excess('message', schedule.message), messages._excess('header', schedule.headers)
+  );
+begin
+  if octet_length(schedule.name) not between 1 and 200
+    or schedule.name ~ '[[:cntrl:]]'
+    or schedule.name <> btrim(schedule.name)
+  then
+    perform messages._invalid(
+      format('%L cannot be the name of a schedule', left(schedule.name, 200)),
+      'a name has 1 to 200 bytes, no control character and no blank at its ends'
+    );
+  end if;
+  if jsonb_typeof(schedule.headers) <> 'object' then
+    perform messages._invalid('headers must be a JSON object');
+  end if;
+  -- Room for what each message says of its schedule.
+  if v_bytes > v_queue.max_bytes - 500 then
+    v_excess := format(
+      'a message of %s bytes is too long for queue %L', v_bytes, left(v_queue.name, 200)
+    );
+  elsif octet_length(schedule.type) > 200 or octet_length(schedule.key) > 200 then
+    v_excess := 'type and key must not have more than 200 bytes';
+  end if;
+  if v_excess is not null then
+    perform messages._invalid(v_excess, 'else its messages could not be published');
+  end if;
+  perform messages._check_attempts(schedule.max_attempts);
+  perform messages._check_duration('jitter', schedule.jitter);
+  if schedule.jitter not between interval '0' and interval '1 day' then
+    perform messages._invalid(format('jitter must be up to one day, not %s', schedule.jitter));
+  end if;
+  if schedule.overlap not in ('allow', 'skip_waiting', 'skip') then
+    perform messages._invalid(
+      format('overlap must be allow, skip_waiting or skip, not %s', schedule.overlap)
+    );
+  end if;
+  if schedule.backfill not between 0 and 100 then
+    perform messages._invalid(
+      format('backfill must be between 0 and 100, not %s', schedule.backfill)
+    );
+  end if;
+  if schedule.grace < interval '0' then
+    perform messages._invalid('grace must not be negative');
+  end if;
+  perform messages._check_duration('grace', schedule.grace);
+end;
+$$;
+
+-- The name as pg_timezone_names has it; what else PostgreSQL takes for a zone knows no summer.
+create or replace function messages._timezone(name text)
+  returns text
+  language plpgsql
+as $$
+declare
+  v_name text := (
+    select z.name from pg_timezone_names as z where lower(z.name) = lower(_timezone.name) limit 1
+  );
+begin
+  if v_name is null then
+    perform messages._invalid(
+      format('there is no time zone %L', left(name, 100)),
+      'use a name like Europe/Oslo: pg_timezone_names lists them'
+    );
+  end if;
+  return v_name;
+end;
+$$;
+
+create or replace function messages.schedule(
+  name text,
+  cron text,
+  queue text,
+  message jsonb default 'null',
+  timezone text default 'UTC',
+  type text default null,
+  headers jsonb default null,
+  priority integer default 0,
+  key text default null,
+  max_attempts integer default null,
+  jitter interval default interval '0',
+  overlap text default 'allow',
+  backfill integer default 1,
+  grace interval default interval '5 minutes'
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_old messages.schedule;
+  v_new messages.schedule;
+begin
+  if name is null or cron is null then
+    perform messages._invalid('name and cron of a schedule must not be null');
+  end if;
+  select s.* into v_old from messages.schedule as s where s.name = schedule.name for update;
+  v_new.name := name;
+  v_new.cron := btrim(cron, e' \t\r\n');
+  v_new.queue := queue;
+  v_new.message := coalesce(message, 'null');
+  v_new.headers := coalesce(headers, '{}');
+  v_new.type := type;
+  v_new.priority := coalesce(priority, 0);
+  v_new.key := key;
+  v_new.max_attempts := max_attempts;
+  v_new.jitter := coalesce(jitter, interval '0');
+  v_new.overlap := coalesce(overlap, 'allow');
+  v_new.backfill := coalesce(backfill, 1);
+  v_new.grace := coalesce(grace, interval '5 minutes');
+  perform messages._check_schedule(v_new);
+  v_new.timezone := coalesce(timezone, 'UTC');
+  if v_new.timezone is distinct from v_old.timezone then
+    v_new.timezone := messages._timezone(v_new.timezone);
+  end if;
+  -- A run that is due is not lost to a new payload.
+  v_new.next_at := case
+    when (v_new.cron, v_new.timezone) = (v_old.cron, v_old.timezone) then v_old.next_at
+    else messages.cron_next(v_new.cron, v_new.timezone, clock_timestamp())
+  end;
+  insert into messages.schedule as s (
+    name, cron, timezone, queue, message, headers, type, priority, key, max_attempts, jitter,
+    overlap, backfill, grace, next_at
+  )
+  values (
+    v_new.name, v_new.cron, v_new.timezone, v_new.queue, v_new.message, v_new.headers, v_new.type,
+    v_new.priority, v_new.key, v_new.max_attempts, v_new.jitter, v_new.overlap, v_new.backfill,
+    v_new.grace, v_new.next_at
+  )
+  on conflict on constraint schedule_name_pk do update
+  set cron = excluded.cron, timezone = excluded.timezone, queue = excluded.queue,
+    message = excluded.message, headers = excluded.headers, type = excluded.type,
+    priority = excluded.priority, key = excluded.key, max_attempts = excluded.max_attempts,
+    jitter = excluded.jitter, overlap = excluded.overlap, backfill = excluded.backfill,
+    grace = excluded.grace, next_at = excluded.next_at, failed_at = null, last_error = null
+  where (
+    s.cron, s.timezone, s.queue, s.message, s.headers, s.type, s.priority, s.key, s.max_attempts,
+    s.jitter, s.overlap, s.backfill, s.grace
+  ) is distinct from (
+    excluded.cron, excluded.timezone, excluded.queue, excluded.message, excluded.headers,
+    excluded.type, excluded.priority, excluded.key, excluded.max_attempts, excluded.jitter,
+    excluded.overlap, excluded.backfill, excluded.grace
+  );
+  return found;
+end;
+$$;
+comment on function messages.schedule(
+  text, text, text, jsonb, text, text, jsonb, integer, text, integer, interval, text, integer,
+  interval
+) is
+  'Publish a message into a queue again and again, see cron_next() for cron. Defines the schedule '
+  'of this name, or redefines it: whether it is enabled stays as it is. False: it was so already. '
+  'jitter: each becomes available up to so much later. overlap: allow, skip_waiting (leave a run '
+  'out while the last waits to be claimed) or skip (while the last is live). backfill: how many '
+  'runs at most are made up for after nobody was there to fire them; one that is late by less than '
+  'grace was not missed. Raises NQ001 for an unknown queue, NQ003 for what cannot be.';
+
+create or replace function messages.unschedule(name text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  delete from messages.schedule as s where s.name = unschedule.name;
+  return found;
+end;
+$$;
+comment on function messages.unschedule(text) is
+  'Remove a schedule; messages that it has published stay. False: there was none of this name.';
+
+-- Enable: list schedules, stop them for a while, and let them go on.
+
+-- Locked until the end of the transaction.
+create or replace function messages._schedule_named(name text)
+  returns messages.schedule
+  language plpgsql
+as $$
+declare
+  v_schedule messages.schedule;
+begin
+  select s.* into v_schedule
+  from messages.schedule as s
+  where s.name = _schedule_named.name
+  for update;
+  if not found then
+    raise exception using
+      errcode = 'NQ017',
+      message = format('there is no schedule %L', left(name, 200)),
+      hint = '`notifyq schedules` or messages.schedule_info() lists them';
+  end if;
+  return v_schedule;
+end;
+$$;
+
+create or replace function messages.schedule_info(name text default null)
+  returns setof messages.schedule
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return query
+  select s.*
+  from messages.schedule as s
+  where schedule_info.name is null or s.name = schedule_info.name
+  order by s.name;
+end;
+$$;
+comment on function messages.schedule_info(text) is
+  'All schedules, or the one of this name: what they publish, when next, and how it went.';
+
+create or replace function messages.enable_schedule(name text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_schedule messages.schedule := messages._schedule_named(name);
+begin
+  update messages.schedule as s
+  set enabled = true,
+    next_at = messages.cron_next(s.cron, s.timezone, clock_timestamp()),
+    failed_at = null,
+    last_error = null
+  where s.name = v_schedule.name
+    and not s.enabled;
+  return found;
+end;
+$$;
+comment on function messages.enable_schedule(text) is
+  'Let a schedule fire again, from its next time on: what came while it was disabled is not made '
+  'up for. False: it was enabled already. Raises NQ017 for an unknown schedule.';
+
+create or replace function messages.disable_schedule(name text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_schedule messages.schedule := messages._schedule_named(name);
+begin
+  update messages.schedule as s
+  set enabled = false
+  where s.name = v_schedule.name
+    and s.enabled;
+  return found;
+end;
+$$;
+comment on function messages.disable_schedule(text) is
+  'Let a schedule fire no more until it is enabled again; redefining it does not. False: it was '
+  'disabled already. Raises NQ017 for an unknown schedule.';
+
+-- Fire: publish what is due by a schedule, once for each of its times.
+
+-- One message for each of these times, by one statement; returns the id of the last.
+create or replace function messages._publish_due(schedule messages.schedule, due timestamptz[])
+  returns bigint
+  language plpgsql
+  -- So that a time reads the same whoever fires.
+  set timezone = 'UTC'
+as $$
+declare
+  v_id bigint;
+begin
+  if due = '{}' then
+    return null;
+  end if;
+  with published as (
+    -- The token is one that nobody else can give to a new message, see _admit(): a schedule was
+    -- allowed to publish when it was defined, and who fires it need not be allowed to.
+    insert into messages.message as m
+      (queue, message, headers, type, priority, key, max_attempts, available_at, lock_token)
+    select
+      schedule.queue, schedule.message,
+      schedule.headers || jsonb_build_object('schedule', schedule.name, 'due', d.due),
+      schedule.type, schedule.priority, schedule.key, schedule.max_attempts,
+      -- The transaction may have begun before the time had come; without jitter it has now.
+      case when schedule.jitter > interval '0'
+        then greatest(now(), d.due + random() * schedule.jitter) else now()
+      end,
+      1
+    from unnest(_publish_due.due) as d (due)
+    order by d.due
+    returning m.id
+  )
+  select max(p.id) into v_id from published as p;
+  -- None, where they were diverted into message_volatile.
+  return coalesce(v_id, currval('messages.message_id_seq'));
+end;
+$$;
+
+-- What of a schedule is due: which times, whether to leave them out, and when it is due again.
+create or replace function messages._fire(schedule messages.schedule, until timestamptz)
+  returns integer
+  language plpgsql
+as $$
+declare
+  v_around timestamptz[] := messages._cron_around(
+    schedule.cron, schedule.timezone, schedule.next_at, until
+  );
+  v_last timestamptz := v_around[1];
+  v_most integer := greatest(schedule.backfill, (until - v_last <= schedule.grace)::integer);
+  v_due timestamptz[] := array[]::timestamptz[];
+  v_time timestamptz := v_last;
+  v_id bigint;
+begin
+  if schedule.overlap <> 'allow' then
+    v_most := least(v_most, 1);
+    if exists (
+      select from messages.message as m
+      where m.id = schedule.last_id
+        and (schedule.overlap = 'skip' or m.state <> 'locked')
+    ) then
+      v_most := 0;
+    end if;
+  end if;
+  while cardinality(v_due) < v_most loop
+    v_due := v_time || v_due;
+    exit when v_time <= schedule.next_at;
+    v_time := (
+      messages._cron_around(
+        schedule.cron, schedule.timezone, schedule.next_at, v_time - interval '1 second'
+      )
+    )[1];
+  end loop;
+  v_id := messages._publish_due(schedule, v_due);
+  update messages.schedule as s
+  set next_at = v_around[2],
+    last_at = case when v_id is null then s.last_at else v_last end,
+    last_id = coalesce(v_id, s.last_id),
+    skipped_at = case when v_id is null then v_last else s.skipped_at end,
+    failed_at = null,
+    last_error = null
+  where s.name = schedule.name;
+  return cardinality(v_due);
+end;
+$$;
+
+create or replace function messages.fire_schedules(quantity integer default 100)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  -- By the index, from what has been due for longest: nothing else is looked at.
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+  v_schedule messages.schedule;
+  v_error text;
+  v_fired integer := 0;
+begin
+  perform messages._check_quantity(fire_schedules.quantity, 10000);
+  -- Whoever locks the row first fires; to all others it has its next time by then.
+  for v_schedule in
+    select s.*
+    from messages.schedule as s
+    where s.enabled
+      and s.next_at <= v_now
+      and (s.failed_at is null or s.failed_at <= v_now - interval '1 minute')
+    order by s.next_at
+    limit fire_schedules.quantity
+    for update skip locked
+  loop
+    begin
+      v_fired := v_fired + messages._fire(v_schedule, v_now);
+    exception
+      -- One whose queue is gone must not stop the others, nor the upkeep.
+      when others then
+        get stacked diagnostics v_error = message_text;
+        update messages.schedule as s
+        set failed_at = v_now, last_error = left(v_error, 1000)
+        where s.name = v_schedule.name;
+        raise warning 'notifyq: schedule % cannot fire, it is tried again in a minute: %',
+          v_schedule.name, v_error;
+    end;
+    -- The others come with the next call.
+    exit when clock_timestamp() > v_now + interval '2 seconds';
+  end loop;
+  return v_fired;
+end;
+$$;
+comment on function messages.fire_schedules(integer) is
+  'Publish what is due by up to quantity schedules; return how many messages. maintain() does it. '
+  'A schedule that cannot fire is tried again a minute later, with a WARNING each time.';
+
+create or replace function messages.next_schedule()
+  returns interval
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+as $$
+declare
+  v_next_at timestamptz := (
+    select s.next_at
+    from messages.schedule as s
+    where s.enabled
+      -- One that cannot fire is looked at by the upkeep.
+      and s.failed_at is null
+    order by s.next_at
+    limit 1
+  );
+begin
+  return greatest(v_next_at - clock_timestamp(), interval '0');
+end;
+$$;
+comment on function messages.next_schedule() is
+  'How long it is until a schedule is due; zero if one is, null if there is none. For whoever '
+  'sleeps until then to call fire_schedules().';
+
+create or replace function messages.run_schedule(name text)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_schedule messages.schedule := messages._schedule_named(name);
+  v_due timestamptz := date_trunc('second', clock_timestamp());
+  v_id bigint;
+begin
+  v_schedule.jitter := interval '0';
+  v_id := messages._publish_due(v_schedule, array[v_due]);
+  update messages.schedule as s
+  set last_at = v_due, last_id = v_id
+  where s.name = v_schedule.name;
+  return v_id;
+end;
+$$;
+comment on function messages.run_schedule(text) is
+  'Publish the message of a schedule now, also of a disabled one and beside an earlier one; return '
+  'its id. The next time stays as it is. Raises NQ017 for an unknown schedule.';

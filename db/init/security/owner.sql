@@ -1,0 +1,67 @@
+-- Owner: all of the schema belongs to one role, with whose rights its functions act.
+
+-- The functions act with the rights of their owner, who had better be nobody: a role that cannot
+-- log in and has no other right. Whoever installs hands the schema over, if that is possible; a
+-- schema that was made for another role stays that role's.
+do $$
+declare
+  v_owner regrole := (select n.nspowner from pg_namespace as n where n.nspname = 'messages');
+  v_is_superuser boolean := (select r.rolsuper from pg_roles as r where r.oid = v_owner);
+begin
+  if to_regrole('notifyq_owner') is null
+    or not (v_owner = current_user::regrole or v_is_superuser)
+  then
+    return;
+  end if;
+  alter schema messages owner to notifyq_owner;
+exception
+  -- A server whose roles others manage; the functions then act with the rights of who installed.
+  when insufficient_privilege then null;
+end;
+$$;
+
+-- The functions act with the rights of their owner, so what a superuser has added to the schema of
+-- another role must become that role's: else its functions could not read the new tables.
+do $$
+declare
+  v_owner regrole := (select n.nspowner from pg_namespace as n where n.nspname = 'messages');
+  v_statement text;
+begin
+  -- For what is yet to be made by this role; there is no such default for one schema alone.
+  if v_owner = to_regrole('notifyq_owner') then
+    alter default privileges for role notifyq_owner revoke execute on functions from public;
+    alter default privileges for role notifyq_owner revoke usage on types from public;
+  end if;
+  for v_statement in
+    select format(
+      'alter %s messages.%I owner to %s',
+      case c.relkind when 'c' then 'type' when 'S' then 'sequence' else 'table' end, c.relname,
+      v_owner
+    )
+    from pg_class as c
+    where c.relnamespace = 'messages'::regnamespace
+      and c.relkind in ('r', 'p', 'v', 'c', 'S')
+      and c.relowner <> v_owner
+      -- A sequence of a column goes with its table.
+      and not exists (
+        select from pg_depend as d
+        where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype in ('a', 'i')
+          and c.relkind = 'S'
+      )
+    union all
+    select format('alter type messages.%I owner to %s', t.typname, v_owner)
+    from pg_type as t
+    where t.typnamespace = 'messages'::regnamespace
+      and t.typtype = 'e'
+      and t.typowner <> v_owner
+    union all
+    select format('alter routine %s owner to %s', p.oid::regprocedure, v_owner)
+    from pg_proc as p
+    where p.pronamespace = 'messages'::regnamespace
+      and p.prokind in ('f', 'p')
+      and p.proowner <> v_owner
+  loop
+    execute v_statement;
+  end loop;
+end;
+$$;

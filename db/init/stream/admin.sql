@@ -1,0 +1,329 @@
+-- Streams: create, alter, pause and drop them.
+--
+-- raises: NQ003 invalid argument, NQ020 stream not found
+
+create or replace function messages._stream(name text)
+  returns messages.stream
+  language plpgsql
+  stable
+as $$
+declare
+  v_stream messages.stream;
+begin
+  select s.* into v_stream from messages.stream as s where s.name = _stream.name;
+  if not found then
+    raise exception using
+      errcode = 'NQ020',
+      message = format('there is no stream %L', _stream.name),
+      hint = format(
+        'create it with `notifyq stream create %s` or select messages.create_stream(%L)',
+        _stream.name, _stream.name
+      );
+  end if;
+  return v_stream;
+end;
+$$;
+
+create or replace function messages._check_stream(stream messages.stream)
+  returns void
+  language plpgsql
+as $$
+begin
+  if stream.name is null then
+    perform messages._invalid('the name of a stream must not be null');
+  end if;
+  perform messages._check_name('stream', stream.name);
+  if stream.retention < interval '0' then
+    perform messages._invalid(format('retention must not be negative: %s', stream.retention));
+  end if;
+  perform messages._check_duration('retention', stream.retention);
+  perform messages._check_positive('max_lag', stream.max_lag);
+  if stream.max_events < 1 then
+    perform messages._invalid(format('max_events must be at least 1, not %s', stream.max_events));
+  end if;
+  if stream.max_bytes not between 4096 and 268435456 then
+    perform messages._invalid(
+      format('max_bytes must be between 4096 and 268435456, not %s', stream.max_bytes)
+    );
+  end if;
+  if stream.bell not in ('auto', 'always', 'off') then
+    perform messages._invalid(
+      format('%L is no kind of bell', stream.bell), 'take auto, always or off'
+    );
+  end if;
+end;
+$$;
+
+create or replace function messages.create_stream(
+  name text,
+  payload_type regtype default null,
+  payload_schema jsonb default null,
+  durable boolean default true,
+  retention interval default interval '1 hour',
+  max_lag interval default null,
+  max_events bigint default null,
+  bell text default 'auto',
+  max_bytes integer default 1048576
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_stream messages.stream;
+begin
+  v_stream.name := create_stream.name;
+  v_stream.retention := coalesce(create_stream.retention, interval '1 hour');
+  v_stream.max_lag := create_stream.max_lag;
+  v_stream.max_events := create_stream.max_events;
+  v_stream.max_bytes := coalesce(create_stream.max_bytes, 1048576);
+  v_stream.bell := coalesce(create_stream.bell, 'auto');
+  perform messages._check_stream(v_stream);
+  perform messages._check_payload_policy(
+    messages._type_name(create_stream.payload_type), create_stream.payload_schema
+  );
+  -- Queues and streams are published into by the same function, so a name is one of the two. The
+  -- lock makes create_queue() wait, which looks the other way round.
+  lock table messages.queue in share mode;
+  if exists (select from messages.queue as q where q.name = create_stream.name) then
+    perform messages._invalid(
+      format('%L is a queue', create_stream.name), 'take another name, or drop the queue'
+    );
+  end if;
+  insert into messages.stream (
+    name, retention, max_lag, max_events, max_bytes, bell, durable, payload_type, payload_schema,
+    is_guarded
+  )
+  values (
+    v_stream.name, v_stream.retention, v_stream.max_lag, v_stream.max_events, v_stream.max_bytes,
+    v_stream.bell, coalesce(create_stream.durable, true),
+    messages._type_name(create_stream.payload_type),
+    messages._schema_text(create_stream.payload_schema),
+    exists (select from messages.queue_grant as g where g.queue = v_stream.name)
+  )
+  on conflict on constraint stream_name_pk do nothing
+  returning * into v_stream;
+  if not found then
+    return false;
+  end if;
+  perform messages._open_segment(
+    v_stream,
+    coalesce(messages._spare_segment(v_stream.durable), messages._make_segment(v_stream.durable))
+  );
+  perform messages._cut_tick(v_stream, false);
+  return true;
+end;
+$$;
+comment on function messages.create_stream(
+  text, regtype, jsonb, boolean, interval, interval, bigint, text, integer
+) is
+  'Create a stream: what is published into it goes to every subscriber. payload_type and '
+  'payload_schema (JSON Schema) say what a payload must be. durable => false: events are lost when '
+  'the server crashes, and cost less. retention: how long events are kept for replay after all '
+  'have passed them. max_lag and max_events bound how far behind a subscriber may be, before it is '
+  'skipped ahead. bell: auto, always or off. max_bytes: of an event with its headers. False: it '
+  'existed and was left alone. Raises NQ003 for the name of a queue.';
+
+create or replace function messages.alter_stream(
+  name text,
+  payload_type regtype default null,
+  payload_schema jsonb default null,
+  retention interval default null,
+  max_lag interval default null,
+  max_events bigint default null,
+  bell text default null,
+  max_bytes integer default null
+)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_stream messages.stream := messages._stream(name);
+begin
+  v_stream.retention := coalesce(alter_stream.retention, v_stream.retention);
+  v_stream.max_lag := coalesce(alter_stream.max_lag, v_stream.max_lag);
+  v_stream.max_events := coalesce(alter_stream.max_events, v_stream.max_events);
+  v_stream.max_bytes := coalesce(alter_stream.max_bytes, v_stream.max_bytes);
+  v_stream.bell := coalesce(alter_stream.bell, v_stream.bell);
+  -- Zero takes a bound away.
+  v_stream.max_lag := nullif(v_stream.max_lag, interval '0');
+  v_stream.max_events := nullif(v_stream.max_events, 0);
+  perform messages._check_stream(v_stream);
+  update messages.stream as s
+  set retention = v_stream.retention, max_lag = v_stream.max_lag,
+    max_events = v_stream.max_events, max_bytes = v_stream.max_bytes, bell = v_stream.bell,
+    payload_type = case when alter_stream.payload_type is null then s.payload_type
+      else messages._type_name(alter_stream.payload_type) end,
+    payload_schema =
+      messages._schema_text(coalesce(alter_stream.payload_schema, s.payload_schema::jsonb))
+  where s.id = v_stream.id
+  returning * into v_stream;
+  perform messages._check_payload_policy(v_stream.payload_type, v_stream.payload_schema::jsonb);
+end;
+$$;
+comment on function messages.alter_stream(
+  text, regtype, jsonb, interval, interval, bigint, text, integer
+) is
+  'Change a stream; what is null stays. Zero as max_lag or max_events takes the bound away. '
+  'Events that are there are not checked again. Raises NQ020 for an unknown stream.';
+
+create or replace function messages.pause_stream(name text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_stream messages.stream := messages._stream(name);
+begin
+  update messages.stream as s set paused = true where s.id = v_stream.id and not s.paused;
+  return found;
+end;
+$$;
+comment on function messages.pause_stream(text) is
+  'Refuse publishing into the stream with NQ024; subscribers go on. False: it was so already. A '
+  'session with session_replication_role = replica may publish all the same.';
+
+create or replace function messages.resume_stream(name text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_stream messages.stream := messages._stream(name);
+begin
+  update messages.stream as s set paused = false where s.id = v_stream.id and s.paused;
+  return found;
+end;
+$$;
+comment on function messages.resume_stream(text) is
+  'Allow publishing into the stream again. False: it was not paused.';
+
+-- Moments: what is committed, and which ids are yet to be given.
+
+-- What is committed now. A snapshot leaves out the transaction that takes it, and counts it as over
+-- if a later one has ended: what it publishes after that would be seen by nobody.
+create or replace function messages._present()
+  returns pg_snapshot
+  language plpgsql
+  stable
+as $$
+declare
+  v_snapshot pg_snapshot := pg_current_snapshot();
+  v_own xid8 := pg_current_xact_id_if_assigned();
+begin
+  if v_own is null or v_own >= pg_snapshot_xmax(v_snapshot) then
+    return v_snapshot;
+  end if;
+  return concat(
+    least(v_own::text::bigint, pg_snapshot_xmin(v_snapshot)::text::bigint), ':',
+    pg_snapshot_xmax(v_snapshot), ':', (
+      select string_agg(x.xid::text, ',' order by x.xid)
+      from (select pg_snapshot_xip(v_snapshot) union select v_own) as x (xid)
+    )
+  )::pg_snapshot;
+end;
+$$;
+
+-- The same snapshot, which says of every number below `until` that it is not over.
+create or replace function messages._until(snapshot pg_snapshot, until xid8)
+  returns pg_snapshot
+  language plpgsql
+  immutable
+as $$
+begin
+  -- Most ask in vain, and a statement costs several times what this does.
+  if (until > pg_snapshot_xmax(snapshot)) is not true then
+    return snapshot;
+  end if;
+  -- Those put in have larger numbers than all that it says are running.
+  return concat(
+    pg_snapshot_xmin(snapshot), ':', until, ':',
+    nullif(split_part(snapshot::text, ':', 3), '') || ',',
+    array_to_string(
+      array(
+        select generate_series(
+          pg_snapshot_xmax(snapshot)::text::bigint, until::text::bigint - 1
+        )
+      ), ','
+    )
+  )::pg_snapshot;
+end;
+$$;
+
+-- How many transactions are over in a snapshot. Of two snapshots of one server the later one sees
+-- all that the earlier one does, so this number tells which is which. Inlined.
+create or replace function messages._passed(snapshot pg_snapshot)
+  returns bigint
+  language sql
+  immutable
+  parallel safe
+as $$
+  -- Its text is xmin:xmax:xip,...; to read that costs less than a statement.
+  select pg_catalog.pg_snapshot_xmax(snapshot)::pg_catalog.text::bigint operator(pg_catalog.-)
+    pg_catalog.cardinality(
+      pg_catalog.string_to_array(pg_catalog.split_part(snapshot::pg_catalog.text, ':', 3), ',')
+    );
+$$;
+
+create or replace function messages._last_event_id()
+  returns bigint
+  language plpgsql
+  stable
+as $$
+begin
+  return (
+    select case when s.is_called then s.last_value else 0 end from messages.event_id_seq as s
+  );
+end;
+$$;
+
+-- The last id that was given, before this transaction has a number: whoever gets a larger one gets
+-- its ids after this. Null: it has a number already, or keeps an older snapshot.
+create or replace function messages._fresh_low()
+  returns bigint
+  language plpgsql
+  stable
+as $$
+begin
+  if pg_current_xact_id_if_assigned() is null
+    and current_setting('transaction_isolation') = 'read committed'
+  then
+    return messages._last_event_id();
+  end if;
+  return null;
+end;
+$$;
+
+-- A moment: ids of transactions with a number behind the snapshot's end are larger than low, and
+-- those of what is committed are not larger than high. A snapshot ends behind the last transaction
+-- that is over, so that some with a larger number may run by then and have given ids: up to the
+-- caller's own number, which is behind the end, they are put in as running. Without a fresh low
+-- the known one goes on with the end that it was known for.
+create or replace function messages._moment(
+  known_low bigint,
+  known_until xid8,
+  fresh bigint,
+  out low bigint,
+  out snapshot pg_snapshot,
+  out high bigint
+)
+  language plpgsql
+  stable
+as $$
+declare
+  v_until xid8 := known_until;
+begin
+  low := known_low;
+  if fresh is not null then
+    low := greatest(fresh, known_low);
+    v_until := greatest(known_until, pg_current_xact_id());
+  end if;
+  snapshot := messages._until(messages._present(), v_until);
+  high := messages._last_event_id();
+end;
+$$;

@@ -1,0 +1,410 @@
+-- Capture: the changes of a table become events of a stream, in the transaction that makes them.
+--
+-- The triggers are the registry: they go with the table, are renamed with it and dumped with it.
+-- For statements as a whole, which is many times cheaper than row by row; by rows where there is a
+-- condition, which is then that of the trigger, so that it never runs with the rights of the owner
+-- of this schema, and where a table is or has partitions, whose rows no other trigger sees all of.
+--
+-- These triggers have the rights of the owner of this schema, and rows have types of others. A cast
+-- to json would be called with those rights, so to_jsonb() sees none but built-in types: values of
+-- other types are read from their text, see queue/text.sql. For such columns a query is made for
+-- each table.
+--
+-- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ024
+-- stream paused
+
+-- The columns that a trigger is made for, from its second argument; null for all. The owner of a
+-- table may write anything there.
+create or replace function messages._watched_columns(argument text)
+  returns text[]
+  language plpgsql
+  immutable
+as $$
+begin
+  return nullif(argument, '')::text[];
+exception
+  when data_exception or array_subscript_error then
+    raise exception using
+      errcode = 'NQ003',
+      message = format('the columns of a capture cannot be read: %L', left(argument, 200)),
+      hint = 'call uncapture(), and capture() with the columns that there are';
+end;
+$$;
+
+-- What becomes of rows: old ones, new ones, or pairs of both. Row by row this must be quick: no
+-- function is called in it but those that JSON has.
+create or replace function messages._publish_changes(
+  relation oid,
+  arguments text[],
+  operation text,
+  old_rows jsonb[],
+  new_rows jsonb[]
+)
+  returns void
+  language plpgsql
+  set jit = off
+as $$
+declare
+  v_root oid := coalesce(pg_partition_root(relation)::oid, relation);
+  v_table text;
+  v_watched text[] := messages._watched_columns(arguments[2]);
+  v_columns text[];
+  v_key text[];
+  v_unwatched text[];
+  v_not_key text[];
+  v_head jsonb;
+  v_rows jsonb[];
+  v_messages jsonb[];
+  v_keys text[];
+begin
+  select format('%I.%I', n.nspname, c.relname),
+    array(
+      select a.attname::text from pg_attribute as a
+      where a.attrelid = v_root and a.attnum > 0 and not a.attisdropped
+      order by a.attnum
+    ),
+    array(
+      select a.attname::text
+      from pg_index as x
+      cross join unnest(x.indkey::int2[]) with ordinality as k (attnum, position)
+      join pg_attribute as a on a.attrelid = x.indrelid and a.attnum = k.attnum
+      where x.indrelid = v_root and x.indisprimary
+      order by k.position
+    )
+  into v_table, v_columns, v_key
+  from pg_class as c
+  join pg_namespace as n on n.oid = c.relnamespace
+  where c.oid = v_root;
+  if not coalesce(v_watched <@ v_columns, true) then
+    raise exception using
+      errcode = 'NQ003',
+      message = format(
+        'the capture of %s into stream %L has columns that are gone: %s', v_table, arguments[1],
+        array(select w from unnest(v_watched) as w where w <> all (v_columns))
+      ),
+      hint = 'call capture() again with the columns that there are';
+  end if;
+  v_watched := coalesce(v_watched, v_columns);
+  v_unwatched := array(select c from unnest(v_columns) as c where c <> all (v_watched));
+  v_not_key := array(select c from unnest(v_columns) as c where c <> all (v_key));
+  v_head := jsonb_build_object('op', operation, 'table', v_table);
+  if operation = 'update' then
+    select array_agg(
+        v_head || jsonb_build_object(
+          'key', case when v_key <> '{}' then r.new - v_not_key end, 'new', r.new - v_unwatched,
+          -- Without a key nothing else says which row it was.
+          'old', case when v_key <> '{}' then d.old else r.old - v_unwatched end,
+          'changed', d.names
+        ) order by r.position
+      ),
+      array_agg(r.new order by r.position)
+    into v_messages, v_rows
+    from unnest(old_rows, new_rows) with ordinality as r (old, new, position)
+    cross join lateral (
+      select jsonb_object_agg(w.name, r.old -> w.name) as old,
+        jsonb_agg(w.name order by w.position) as names
+      from unnest(v_watched) with ordinality as w (name, position)
+      where r.old -> w.name is distinct from r.new -> w.name
+    ) as d
+    where d.names is not null;
+  elsif operation = 'truncate' then
+    v_messages := array[v_head];
+  else
+    v_rows := case operation when 'delete' then old_rows else new_rows end;
+    select array_agg(
+      v_head || jsonb_build_object(
+        'key', case when v_key <> '{}' then r.data - v_not_key end,
+        case operation when 'insert' then 'new' else 'old' end, r.data - v_unwatched
+      ) order by r.position
+    )
+    into v_messages
+    from unnest(v_rows) with ordinality as r (data, position);
+  end if;
+  if cardinality(v_key) = 1 then
+    v_keys := array(
+      select r.data ->> v_key[1]
+      from unnest(v_rows) with ordinality as r (data, position)
+      order by r.position
+    );
+  elsif cardinality(v_key) > 1 then
+    v_keys := array(
+      select (
+        select jsonb_agg(r.data -> k.name order by k.position)::text
+        from unnest(v_key) with ordinality as k (name, position)
+      )
+      from unnest(v_rows) with ordinality as r (data, position)
+      order by r.position
+    );
+  end if;
+  if v_messages is not null then
+    perform messages._publish_captured(v_root, arguments[1], v_messages, v_keys, operation);
+  end if;
+end;
+$$;
+
+-- Whether a table has columns of other than these types, which are looked at one by one.
+create or replace function messages._has_own_types(relation oid)
+  returns boolean
+  language sql
+  stable
+as $$
+  select exists (
+    select from pg_attribute as a
+    where a.attrelid = _has_own_types.relation and a.attnum > 0 and not a.attisdropped
+      and a.atttypid <> all (
+        -- Built-in types have the same numbers everywhere; to read their names takes long.
+        '{16,21,23,20,700,701,1700,25,1043,1042,17,2950,114,3802,869,26,19,1082,1083,1114,1184,1186,
+          1007,1016,1009}'::oid[]
+      )
+  );
+$$;
+
+-- The type under all domains, and under those of the elements of an array.
+create or replace function messages._base_type(type oid)
+  returns oid
+  language plpgsql
+  stable
+as $$
+declare
+  v_below oid := (
+    select t.typbasetype from pg_type as t where t.oid = _base_type.type and t.typtype = 'd'
+  );
+begin
+  v_below := coalesce(v_below, messages._element_type(type));
+  return case when v_below is null then type else messages._base_type(v_below) end;
+end;
+$$;
+
+-- The columns of a row c, of which to_jsonb() makes JSON without a call of what somebody has
+-- written. The types of columns cannot change while the table is written to.
+create or replace function messages._columns_query(relation oid)
+  returns text
+  language plpgsql
+  stable
+as $$
+declare
+  v_as_is constant text := '%s';
+begin
+  return (
+    select string_agg(
+      format(
+        case
+          when a.is_built_in then 'c.%I'
+          when a.is_simple
+          then 'case num_nulls(c.%I) when 0 then format(%L, c.%I) else %L end as %I'
+          else
+            'messages._text_json(case num_nulls(c.%I) when 0 then format(%L, c.%I) end, %L) as %I'
+        end,
+        a.name, v_as_is, a.name, case when not a.is_simple then a.type end, a.name
+      ),
+      ', '
+    )
+    from (
+      -- A row of the catalog, though built in, may hold an array of any type.
+      select c.attname as name, c.atttypid as type,
+        t.oid < 16384::oid and t.typtype not in ('c', 'p') as is_built_in,
+        messages._is_inert(c.atttypid) and messages._element_type(c.atttypid) is null as is_simple
+      from pg_attribute as c
+      join pg_type as t on t.oid = messages._base_type(c.atttypid)
+      where c.attrelid = _columns_query.relation and c.attnum > 0 and not c.attisdropped
+      order by c.attnum
+    ) as a
+  );
+end;
+$$;
+
+create or replace function messages._row_query(relation oid)
+  returns text
+  language plpgsql
+  stable
+as $$
+begin
+  return concat(
+    'select to_jsonb(r.*) from (select ', messages._columns_query(relation),
+    ' from (select ($1).*) as c) as r'
+  );
+end;
+$$;
+
+create or replace function messages._rows_query(relation oid)
+  returns text
+  language plpgsql
+  stable
+as $$
+begin
+  return concat(
+    'select array_agg(r.data order by r.number) '
+    'from (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
+    messages._columns_query(relation), ' from captured as c) as c) as r '
+    'group by (r.number - 1) / 1000 order by min(r.number)'
+  );
+end;
+$$;
+
+create or replace function messages._pairs_query(relation oid)
+  returns text
+  language plpgsql
+  stable
+as $$
+begin
+  return concat(
+    'select array_agg(o.data order by o.number), array_agg(n.data order by o.number) '
+    'from (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
+    messages._columns_query(relation), ' from captured_old as c) as c) as o '
+    'join (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
+    messages._columns_query(relation), ' from captured as c) as c) as n on n.number = o.number '
+    'group by (o.number - 1) / 1000 order by min(o.number)'
+  );
+end;
+$$;
+
+-- The names of the transition tables. A trigger that somebody has made without them would else read
+-- a temporary view of theirs, whose functions have the rights of who reads it.
+create or replace function messages._no_transition()
+  returns boolean
+  language plpgsql
+  immutable
+as $$
+begin
+  raise exception using
+    errcode = 'NQ003',
+    message = 'this trigger has not the transition tables that its function reads',
+    hint = 'have it made by messages.capture()';
+end;
+$$;
+
+create or replace view messages.captured as select messages._no_transition() as is_missing;
+comment on view messages.captured is
+  'No table: the name under which a trigger of capture() reads new rows.';
+comment on column messages.captured.is_missing is 'Of no use: to read it is an error.';
+
+create or replace view messages.captured_old as select messages._no_transition() as is_missing;
+comment on view messages.captured_old is
+  'No table: the name under which a trigger of capture() reads old rows.';
+comment on column messages.captured_old.is_missing is 'Of no use: to read it is an error.';
+
+-- Of statements that insert or delete. What a row looks like as text must not depend on the session
+-- that changes it, and a number must be exact.
+create or replace function messages.capture_rows()
+  returns trigger
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set jit = off
+  set timezone = 'UTC'
+  set datestyle = 'ISO'
+  set intervalstyle = 'iso_8601'
+  set bytea_output = 'hex'
+  set extra_float_digits = 1
+as $$
+declare
+  v_changes refcursor;
+  v_rows jsonb[];
+begin
+  if messages._has_own_types(tg_relid) then
+    open v_changes for execute messages._rows_query(tg_relid);
+  else
+    open v_changes for
+      select array_agg(r.data order by r.number)
+      from (select to_jsonb(c.*) as data, row_number() over () as number from captured as c) as r
+      group by (r.number - 1) / 1000
+      order by min(r.number);
+  end if;
+  loop
+    fetch v_changes into v_rows;
+    exit when not found;
+    perform messages._publish_changes(
+      tg_relid, tg_argv[0:1], lower(tg_op),
+      case when tg_op = 'DELETE' then v_rows end, case when tg_op = 'INSERT' then v_rows end
+    );
+  end loop;
+  close v_changes;
+  return null;
+end;
+$$;
+comment on function messages.capture_rows() is
+  'Trigger of a captured table, for statements that insert or delete; see capture().';
+
+-- Of statements that update. Both tables have the rows in the same order: a key may be changed, or
+-- there may be none, so nothing else tells which belong together.
+create or replace function messages.capture_updates()
+  returns trigger
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set jit = off
+  set timezone = 'UTC'
+  set datestyle = 'ISO'
+  set intervalstyle = 'iso_8601'
+  set bytea_output = 'hex'
+  set extra_float_digits = 1
+  -- The plan may be of a statement with one row.
+  set enable_nestloop = off
+as $$
+declare
+  v_changes refcursor;
+  v_old jsonb[];
+  v_new jsonb[];
+begin
+  if messages._has_own_types(tg_relid) then
+    open v_changes for execute messages._pairs_query(tg_relid);
+  else
+    open v_changes for
+      select array_agg(o.data order by o.number), array_agg(n.data order by o.number)
+      from (
+        select to_jsonb(c.*) as data, row_number() over () as number from captured_old as c
+      ) as o
+      join (
+        select to_jsonb(c.*) as data, row_number() over () as number from captured as c
+      ) as n on n.number = o.number
+      group by (o.number - 1) / 1000
+      order by min(o.number);
+  end if;
+  loop
+    fetch v_changes into v_old, v_new;
+    exit when not found;
+    perform messages._publish_changes(tg_relid, tg_argv[0:1], 'update', v_old, v_new);
+  end loop;
+  close v_changes;
+  return null;
+end;
+$$;
+comment on function messages.capture_updates() is
+  'Trigger of a captured table, for statements that update; see capture().';
+
+-- Of single rows, and of TRUNCATE.
+create or replace function messages.capture_each()
+  returns trigger
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set jit = off
+  set timezone = 'UTC'
+  set datestyle = 'ISO'
+  set intervalstyle = 'iso_8601'
+  set bytea_output = 'hex'
+  set extra_float_digits = 1
+as $$
+declare
+  v_old jsonb;
+  v_new jsonb;
+begin
+  if messages._has_own_types(tg_relid) then
+    if tg_op in ('UPDATE', 'DELETE') then
+      execute messages._row_query(tg_relid) into v_old using old;
+    end if;
+    if tg_op in ('UPDATE', 'INSERT') then
+      execute messages._row_query(tg_relid) into v_new using new;
+    end if;
+  else
+    v_old := case when tg_op in ('UPDATE', 'DELETE') then to_jsonb(old) end;
+    v_new := case when tg_op in ('UPDATE', 'INSERT') then to_jsonb(new) end;
+  end if;
+  perform messages._publish_changes(
+    tg_relid, tg_argv[0:1], lower(tg_op), array[v_old], array[v_new]
+  );
+  return null;
+end;
+$$;
+comment on function messages.capture_each() is
+  'Trigger of a captured table, for each row, and for TRUNCATE; see capture().';

@@ -1,0 +1,344 @@
+-- Forward: a stream into a queue, each event once.
+--
+-- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the stream or the queue,
+-- NQ020 stream not found
+
+-- What a batch has is published and the batch finished in one transaction, so each event is moved
+-- exactly once. Claims from the queue do it, as they are there when somebody wants the messages,
+-- and the upkeep, so that they get there with nobody at work.
+
+-- As a claim of the message would be asked.
+create or replace function messages._matches_event(event messages.batch_event, filter jsonpath)
+  returns boolean
+  language plpgsql
+  stable
+as $$
+declare
+  v_message messages.message;
+begin
+  v_message.id := event.id;
+  v_message.created_at := event.created_at;
+  v_message.priority := 0;
+  v_message.attempts := coalesce(event.retries, 0);
+  v_message.type := event.type;
+  v_message.key := event.key;
+  v_message.message := event.message;
+  v_message.headers := event.headers;
+  return messages._matches(v_message, filter);
+end;
+$$;
+
+-- The token is one that nobody else can give to a new message, see _admit(): the forward was
+-- allowed to publish when it was made, and who moves its events need not be allowed to.
+create or replace function messages._move_events(
+  stream text,
+  queue text,
+  events messages.batch_event[]
+)
+  returns void
+  language sql
+as $$
+  insert into messages.message (queue, message, type, key, headers, lock_token)
+  select _move_events.queue, e.message, e.type, e.key,
+    e.headers || jsonb_build_object('stream', _move_events.stream, 'event', e.id), 1
+  from unnest(_move_events.events) as e
+  order by e.id;
+$$;
+
+-- Each for itself, where not all of them could be: what the queue does not take is a dead event.
+create or replace function messages._move_singly(
+  stream text,
+  subscriber text,
+  queue text,
+  events messages.batch_event[]
+)
+  returns void
+  language plpgsql
+as $$
+declare
+  v_event messages.batch_event;
+  v_error text;
+begin
+  foreach v_event in array events loop
+    begin
+      perform messages._move_events(stream, queue, array[v_event]);
+    exception
+      when sqlstate 'NQ003' or sqlstate 'NQ008' or data_exception
+        or integrity_constraint_violation
+      then
+        get stacked diagnostics v_error = message_text;
+        perform messages._archive_event(
+          stream, subscriber, v_event.id, v_event.created_at, v_event.type, v_event.key,
+          v_event.message, v_event.headers, coalesce(v_event.retries, 0) + 1,
+          format('queue %s does not take it: %s', queue, v_error), 'rejected'
+        );
+    end;
+  end loop;
+end;
+$$;
+
+-- Returns how many events were looked at, or null if another session is at it.
+create or replace function messages._forward_batch(
+  forward messages.forward,
+  quantity integer,
+  fresh bigint
+)
+  returns integer
+  language plpgsql
+as $$
+declare
+  v_subscription messages.subscription;
+  v_stream text;
+  v_id bigint;
+  v_batch messages.batch;
+  v_all messages.batch_event[];
+  v_events messages.batch_event[];
+begin
+  select u.* into v_subscription
+  from messages.subscription as u
+  where u.id = forward.subscription
+  for no key update skip locked;
+  if not found then
+    return null;
+  end if;
+  v_stream := (select s.name from messages.stream as s where s.id = v_subscription.stream);
+  v_id := messages._next_batch(v_stream, v_subscription, quantity, fresh);
+  select b.* into v_batch from messages.batch as b where b.id = v_id;
+  if not found then
+    return 0;
+  end if;
+  if v_batch.kind = 'retries' then
+    v_batch.after_id := 0;
+    v_batch.last_id := 9223372036854775807;
+  end if;
+  v_all := array(select e from messages._events(v_batch) as e order by e.id);
+  v_events := case
+    when forward.filter is null then v_all
+    else array(
+      select e from unnest(v_all) as e
+      where messages._matches_event(e, forward.filter)
+      order by e.id
+    )
+  end;
+  if v_events <> '{}' then
+    begin
+      perform messages._move_events(v_stream, forward.queue, v_events);
+    exception
+      when sqlstate 'NQ003' or sqlstate 'NQ008' or data_exception
+        or integrity_constraint_violation
+      then
+        perform messages._move_singly(
+          v_stream, v_subscription.name, forward.queue, v_events
+        );
+    end;
+  end if;
+  insert into messages.batch_end (batch, is_finished) values (v_batch.id, true);
+  delete from messages.event_retry as r where r.batch = v_batch.id;
+  return greatest(cardinality(v_all), 1);
+end;
+$$;
+
+-- Of one forward, up to quantity events. What stops one stops neither the others nor who asked.
+create or replace function messages._forward_one(
+  forward messages.forward,
+  quantity integer,
+  fresh bigint
+)
+  returns integer
+  language plpgsql
+as $$
+declare
+  v_moved integer := 0;
+  v_now integer;
+  v_error text;
+begin
+  loop
+    begin
+      v_now := messages._forward_batch(forward, quantity - v_moved, fresh);
+    exception
+      -- The queue is full: the events wait in the stream, which is what it is for.
+      when sqlstate 'NQ010' then
+        exit;
+      when lock_not_available or deadlock_detected or serialization_failure then
+        exit;
+      when others then
+        get stacked diagnostics v_error = message_text;
+        update messages.forward as f
+        set failed_at = clock_timestamp(), last_error = left(v_error, 1000)
+        where f.subscription = forward.subscription;
+        raise warning 'notifyq: events cannot be forwarded into queue %, which is tried again in a '
+          'minute: %', forward.queue, v_error;
+        exit;
+    end;
+    exit when coalesce(v_now, 0) = 0;
+    v_moved := v_moved + v_now;
+    exit when v_moved >= quantity;
+  end loop;
+  if v_moved > 0 and forward.failed_at is not null then
+    update messages.forward as f
+    set failed_at = null, last_error = null
+    where f.subscription = forward.subscription;
+  end if;
+  return v_moved;
+end;
+$$;
+
+-- Forwards: make a subscription that forwards into a queue, end it, and list them.
+
+create or replace function messages._forward_into(
+  queues text[],
+  quantity integer,
+  fresh bigint default null
+)
+  returns integer
+  language plpgsql
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_fresh bigint := coalesce(fresh, messages._fresh_low());
+  v_forward messages.forward;
+  v_moved integer := 0;
+begin
+  for v_forward in
+    select f.*
+    from messages.forward as f
+    where (queues is null or f.queue = any (queues))
+      and (f.failed_at is null or f.failed_at < clock_timestamp() - interval '1 minute')
+    order by f.subscription
+  loop
+    v_moved := v_moved + messages._forward_one(v_forward, quantity, v_fresh);
+  end loop;
+  return v_moved;
+end;
+$$;
+
+-- What is forwarded is moved when somebody claims it; not one by one, nor very many at once.
+create or replace function messages._fetch_forwards(queues text[], quantity integer)
+  returns integer
+  language sql
+as $$
+  select messages._forward_into(queues, greatest(quantity, 100));
+$$;
+
+-- As workers of the queues would move the events, they are told of them.
+create or replace function messages._ring_forwards(stream messages.stream)
+  returns void
+  language plpgsql
+as $$
+begin
+  perform messages._ring(q, '')
+  from messages.forward as f
+  join messages.subscription as u on u.id = f.subscription
+  join messages.queue as q on q.name = f.queue
+  where u.stream = _ring_forwards.stream.id
+  order by q.name;
+end;
+$$;
+
+create or replace function messages.forward_pending(quantity integer default 10000)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform messages._check_quantity(forward_pending.quantity, 100000);
+  return messages._forward_into(null, forward_pending.quantity);
+end;
+$$;
+comment on function messages.forward_pending(integer) is
+  'Move up to quantity events of each subscription that forwards into its queue; return how many '
+  'were looked at. maintain() does it, and so does each claim from such a queue.';
+
+create or replace function messages.forward(
+  stream text,
+  subscriber text,
+  queue text,
+  place text default 'last',
+  filter jsonpath default null
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_stream messages.stream := messages._stream(stream);
+  v_queue messages.queue := messages._queue(queue);
+  v_subscription messages.subscription;
+  v_is_new boolean;
+begin
+  if forward.filter is not null then
+    perform messages._check_filter(forward.filter);
+  end if;
+  perform messages._check_access(v_stream.name, 'consume from');
+  perform messages._check_access(v_queue.name, 'publish into');
+  perform messages.subscribe(v_stream.name, subscriber, place);
+  v_subscription := messages._subscription(v_stream.name, subscriber);
+  insert into messages.forward as f (subscription, queue, filter)
+  values (v_subscription.id, v_queue.name, forward.filter)
+  on conflict on constraint forward_subscription_pk
+  do update set queue = excluded.queue, filter = excluded.filter, failed_at = null,
+    last_error = null
+  returning f.xmax = 0 into v_is_new;
+  -- Workers that sleep claim, and with that move what is there already.
+  perform messages._ring(v_queue, '');
+  return v_is_new;
+end;
+$$;
+comment on function messages.forward(text, text, text, text, jsonpath) is
+  'Move the events of a subscription into a queue, each exactly once, where competing workers '
+  'claim them: with type, key and headers, and in the headers the stream and the id of the event. '
+  'Subscribes at place if need be, as subscribe() does. filter is a JSON path predicate as that of '
+  'claim(), as in $.n < 3: other events are left out. What the queue does not take is a dead '
+  'event. False: it forwarded already, and goes on into this queue with this filter. Raises NQ001 '
+  'and NQ020 for an unknown queue and stream, NQ007 without the right to consume from the stream '
+  'and to publish into the queue.';
+
+create or replace function messages.unforward(
+  stream text,
+  subscriber text,
+  keep boolean default false
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_subscription messages.subscription := messages._subscription(stream, subscriber);
+begin
+  delete from messages.forward as f where f.subscription = v_subscription.id;
+  if not found then
+    return false;
+  end if;
+  if not unforward.keep then
+    perform messages.unsubscribe(stream, subscriber);
+  end if;
+  return true;
+end;
+$$;
+comment on function messages.unforward(text, text, boolean) is
+  'End forwarding, and the subscription with it; with keep the subscription stays where it is, for '
+  'somebody to read. False: it did not forward. Raises NQ020 and NQ021 for an unknown stream and '
+  'subscriber.';
+
+create or replace function messages.forwards(stream text default null)
+  returns setof messages.forward_report
+  language sql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+  select s.name, u.name, f.queue, f.filter, f.created_at, f.failed_at, f.last_error
+  from messages.forward as f
+  join messages.subscription as u on u.id = f.subscription
+  join messages.stream as s on s.id = u.stream
+  where forwards.stream is null
+    or s.name = forwards.stream
+  order by s.name, u.name;
+$$;
+comment on function messages.forwards(text) is
+  'Which subscriptions forward into which queue, and, where that fails, since when and why.';

@@ -1,0 +1,471 @@
+-- Settle: finish, retry, fail and recover a batch.
+--
+-- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ022 batch not open, NQ023 event
+-- not in the batch, NQ020 stream not found, NQ021 subscription not found, NQ022 batch not found
+
+-- Held to the end of the transaction by whoever settles it or an event of it: two sessions that
+-- work on the same batch would wait for each other's events.
+create or replace function messages._hold_batch(id bigint)
+  returns void
+  language plpgsql
+as $$
+begin
+  perform from messages.batch as b where b.id = _hold_batch.id for no key update;
+end;
+$$;
+
+create or replace function messages._event_of(batch messages.batch, event bigint)
+  returns messages.batch_event
+  language plpgsql
+  stable
+as $$
+declare
+  v_event messages.batch_event;
+  v_of messages.batch := batch;
+begin
+  if v_of.kind = 'retries' then
+    v_of.after_id := greatest(event, -9223372036854775807) - 1;
+    v_of.last_id := event;
+  else
+    v_of.after_id := greatest(v_of.after_id, greatest(event, -9223372036854775807) - 1);
+    v_of.last_id := least(v_of.last_id, event);
+  end if;
+  select e.* into v_event from messages._events(v_of) as e;
+  if not found then
+    raise exception using
+      errcode = 'NQ023',
+      message = format('event %s is not in batch %s', event, batch.id),
+      hint = 'batch_events() gives those that are';
+  end if;
+  return v_event;
+end;
+$$;
+
+create or replace function messages._has_outcome(batch messages.batch, event bigint)
+  returns boolean
+  language plpgsql
+  stable
+as $$
+begin
+  return exists (
+    select from messages.event_retry as r
+    where r.subscription = batch.subscription
+      and r.event_id = event
+      and (r.batch is distinct from batch.id or r.due_at is null)
+  );
+end;
+$$;
+
+create or replace function messages.retry_event(
+  batch bigint,
+  event bigint,
+  delay interval default interval '0',
+  reason text default null
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_batch messages.batch;
+  v_event messages.batch_event;
+begin
+  perform messages._check_given('event', retry_event.event is not null);
+  perform messages._hold_batch(batch);
+  v_batch := messages._open_batch(batch);
+  if retry_event.delay < interval '0' then
+    perform messages._invalid(format('delay must not be negative: %s', retry_event.delay));
+  end if;
+  perform messages._check_duration('delay', retry_event.delay);
+  if messages._has_outcome(v_batch, retry_event.event) then
+    return false;
+  end if;
+  v_event := messages._event_of(v_batch, retry_event.event);
+  insert into messages.event_retry as r (
+    subscription, event_id, due_at, retries, reason, created_at, type, key, message, headers
+  )
+  values (
+    v_batch.subscription, v_event.id,
+    clock_timestamp() + coalesce(retry_event.delay, interval '0'), 1, retry_event.reason,
+    v_event.created_at, v_event.type, v_event.key, v_event.message, v_event.headers
+  )
+  on conflict on constraint event_retry_subscription_event_id_pk do update
+  set batch = null, due_at = excluded.due_at, retries = least(r.retries, 2147483646) + 1,
+    reason = excluded.reason
+  where r.batch = v_batch.id
+    and r.due_at is not null;
+  return found;
+end;
+$$;
+comment on function messages.retry_event(bigint, bigint, interval, text) is
+  'Have an event of an open batch delivered once more to this subscriber alone, after delay, with '
+  'the same id and time, and with retries raised. False: it has an outcome already. Raises NQ003 '
+  'without an event, NQ022 for a batch that is not open, NQ023 for an event that is not in it.';
+
+create or replace function messages.retry_batch(
+  batch bigint,
+  delay interval default interval '0',
+  reason text default null
+)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return (
+    select count(*)
+    from messages.batch_events(retry_batch.batch) as e
+    where messages.retry_event(retry_batch.batch, e.id, retry_batch.delay, retry_batch.reason)
+  );
+end;
+$$;
+comment on function messages.retry_batch(bigint, interval, text) is
+  'retry_event() for each event of an open batch that has no outcome yet; returns how many.';
+
+create or replace function messages.fail_event(
+  batch bigint,
+  event bigint,
+  reason text default null
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_batch messages.batch;
+  v_event messages.batch_event;
+begin
+  perform messages._check_given('event', fail_event.event is not null);
+  perform messages._hold_batch(batch);
+  v_batch := messages._open_batch(batch);
+  if messages._has_outcome(v_batch, fail_event.event) then
+    return false;
+  end if;
+  v_event := messages._event_of(v_batch, fail_event.event);
+  insert into messages.event_retry as r (
+    subscription, event_id, batch, retries, reason, created_at, type, key, message, headers
+  )
+  values (
+    v_batch.subscription, v_event.id, v_batch.id, 0, fail_event.reason, v_event.created_at,
+    v_event.type, v_event.key, v_event.message, v_event.headers
+  )
+  on conflict on constraint event_retry_subscription_event_id_pk do update
+  set due_at = null
+  where r.batch = v_batch.id
+    and r.due_at is not null;
+  if not found then
+    return false;
+  end if;
+  perform messages._archive_event(
+    s.name, u.name, v_event.id, v_event.created_at, v_event.type, v_event.key, v_event.message,
+    v_event.headers, coalesce(v_event.retries, 0) + 1, fail_event.reason
+  )
+  from messages.subscription as u
+  join messages.stream as s on s.id = u.stream
+  where u.id = v_batch.subscription;
+  return true;
+end;
+$$;
+comment on function messages.fail_event(bigint, bigint, text) is
+  'Archive an event of an open batch as failed for this subscriber, with the reason: it is a dead '
+  'message from then on, see dead_list(). False: it has an outcome already. Raises NQ022 for a '
+  'batch that is not open, and NQ023 for an event that is not in it.';
+
+create or replace function messages.finish_batch(batch bigint)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_batch messages.batch;
+begin
+  -- One statement answers most: what cannot be so is told below.
+  select b.* into v_batch
+  from messages.batch as b
+  where b.id = finish_batch.batch
+    and b.kind <> 'position'
+    and not exists (select from messages.queue_grant)
+  for no key update;
+  if not found then
+    perform messages._hold_batch(finish_batch.batch);
+    v_batch := messages._batch(finish_batch.batch);
+  end if;
+  insert into messages.batch_end (batch, is_finished)
+  values (v_batch.id, true)
+  on conflict on constraint batch_end_batch_pk do nothing;
+  if not found then
+    raise warning 'batch % was finished before', v_batch.id;
+    return false;
+  end if;
+  delete from messages.event_retry as r where r.batch = v_batch.id;
+  return true;
+end;
+$$;
+comment on function messages.finish_batch(bigint) is
+  'Say that a batch is done: the next one is handed out from then on. What is written in the same '
+  'transaction is written exactly once. False, with a warning: it was finished before, or taken '
+  'back by seek(). Raises NQ022 for an unknown batch.';
+
+-- Floor: how far subscriptions have come for good, and so which segments they need no more.
+
+-- Batches of a subscription follow one another; this is the one that none follows.
+create or replace function messages._last_batch(subscription bigint)
+  returns messages.batch
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+declare
+  v_last messages.batch;
+begin
+  select b.* into v_last
+  from messages.batch as b
+  where b.subscription = _last_batch.subscription
+  order by b.previous desc
+  limit 1;
+  return v_last;
+end;
+$$;
+
+-- How far a subscription has come for good: whatever passed before is needed by it no more.
+create or replace function messages._floor(subscription bigint)
+  returns bigint
+  language plpgsql
+  stable
+as $$
+begin
+  return (
+    select min(
+      messages._passed(
+        case when b.kind = 'position' or (b.is_last and e.batch is not null) then b.upto
+        else b.seen end
+      )
+    )
+    from messages.batch as b
+    left join messages.batch_end as e on e.batch = b.id
+    where b.subscription = _floor.subscription
+      and (
+        (b.kind <> 'position' and e.batch is null)
+        or b.previous = (
+          select max(l.previous) from messages.batch as l where l.subscription = _floor.subscription
+        )
+      )
+  );
+end;
+$$;
+
+-- Whether a subscription may have events of a sealed segment to read. One that has read all there
+-- is stays where it is until there is more, so that its place alone does not tell.
+create or replace function messages._needs(subscription bigint, segment messages.segment)
+  returns boolean
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_last messages.batch;
+  v_table text := messages._event_table(segment.id);
+  v_is_there boolean;
+begin
+  if messages._floor(subscription) >= messages._passed(segment.sealed) then
+    return false;
+  end if;
+  v_last := messages._last_batch(_needs.subscription);
+  if not v_last.is_last or messages._floor(subscription) < messages._passed(v_last.upto) then
+    return true;
+  end if;
+  execute format(
+    'select exists (select from messages.%I as e where e.xid >= %L) '
+    'or exists (select from messages.%I as e where e.xid = any (%L))',
+    v_table, pg_snapshot_xmax(v_last.upto), v_table,
+    array(select pg_snapshot_xip(v_last.upto))
+  )
+  into v_is_there;
+  return v_is_there;
+end;
+$$;
+
+-- Recover: what becomes of a batch whose reader is gone without a word.
+--
+-- One of its events may be what ended it, and nobody can tell which. So each time they come again
+-- in batches of a tenth: what does no harm gets through, and what ends its readers is alone after a
+-- few times, and dead after its last attempt.
+
+-- The newest batch of a member, or of a subscription that is not shared.
+create or replace function messages._newest_batch(subscription bigint, member text)
+  returns messages.batch
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set enable_sort = off
+  set jit = off
+as $$
+declare
+  v_batch messages.batch;
+begin
+  if member is null then
+    return messages._last_batch(subscription);
+  end if;
+  select b.* into v_batch
+  from messages.batch as b
+  where b.subscription = _newest_batch.subscription
+    and b.member = _newest_batch.member
+  order by b.opened_at desc
+  limit 1;
+  return v_batch;
+end;
+$$;
+
+-- Its events that have no outcome yet, in parts; returns how many those are.
+create or replace function messages._scatter(
+  batch messages.batch,
+  reason text,
+  keeps_order boolean
+)
+  returns bigint
+  language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  v_count bigint;
+begin
+  insert into messages.event_retry as r (
+    subscription, event_id, due_at, retries, reason, created_at, type, key, message, headers, part
+  )
+  select _scatter.batch.subscription, u.id, now_at, 1, _scatter.reason, u.created_at, u.type,
+    u.key, u.message, u.headers, min(u.id) over (partition by u.place / ((u.quantity + 9) / 10))
+  from (
+    select e.*, row_number() over (order by e.id) - 1 as place, count(*) over () as quantity
+    from messages.batch_events(_scatter.batch.id) as e
+    where not messages._has_outcome(_scatter.batch, e.id)
+  ) as u
+  cross join clock_timestamp() as now_at
+  order by u.id
+  on conflict on constraint event_retry_subscription_event_id_pk do update
+  set batch = null, retries = least(r.retries, 2147483646) + 1, reason = excluded.reason,
+    part = excluded.part,
+    -- Behind the others, which have done nothing yet, or before those that come after it.
+    due_at = case when _scatter.keeps_order then r.due_at else excluded.due_at end;
+  get diagnostics v_count = row_count;
+  return v_count;
+end;
+$$;
+
+create or replace function messages.recover_batch(
+  stream text,
+  subscriber text,
+  max_attempts integer default 5,
+  member text default null,
+  keeps_order boolean default false
+)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_subscription messages.subscription := messages._subscription(stream, subscriber);
+  v_batch messages.batch;
+  v_undone messages.batch_event[];
+  v_attempts integer;
+  v_count bigint;
+begin
+  perform messages._check_given('max_attempts', recover_batch.max_attempts is not null);
+  perform messages._check_attempts(max_attempts);
+  perform from messages.subscription as u where u.id = v_subscription.id for no key update;
+  v_batch := messages._newest_batch(v_subscription.id, member);
+  perform messages._hold_batch(v_batch.id);
+  v_batch := messages._newest_batch(v_subscription.id, member);
+  if v_batch.id is null or not messages._is_open(v_batch) then
+    return 0::bigint;
+  end if;
+  if v_batch.left_at is not null then
+    update messages.batch as b set left_at = null where b.id = v_batch.id;
+    return 0::bigint;
+  end if;
+  v_undone := array(
+    select e
+    from messages.batch_events(v_batch.id) as e
+    where not messages._has_outcome(v_batch, e.id)
+    limit 2
+  );
+  v_attempts := coalesce(v_undone[1].retries, 0) + 1;
+  if cardinality(v_undone) = 1 and v_attempts >= max_attempts then
+    perform messages.fail_event(
+      v_batch.id, v_undone[1].id,
+      format('delivered %s times, and its reader was gone before the end', v_attempts)
+    );
+    v_count := 1::bigint;
+  else
+    v_count := messages._scatter(v_batch, 'its reader was gone before the end', keeps_order);
+  end if;
+  perform messages.finish_batch(v_batch.id);
+  perform messages._ring_stream(messages._stream(stream));
+  return v_count;
+end;
+$$;
+comment on function messages.recover_batch(text, text, integer, text, boolean) is
+  'Say that whoever had the open batch of a subscriber, or of its member, is gone without a word, '
+  'as if it had been killed. Each of its events that has no outcome has had an attempt, and comes '
+  'again with those of the same tenth of the batch alone; one that was alone already is dead after '
+  'max_attempts. With keeps_order they come before all that is behind them, else behind what waits '
+  'to be seen again already. Returns how many events those are; 0 where no batch is open, or its '
+  'reader has left it with leave_batch(). Call it in place of who is gone, before next_batch(). '
+  'Raises NQ020 and NQ021 for an unknown stream and subscriber.';
+
+create or replace function messages.leave_batch(batch bigint)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_batch messages.batch;
+begin
+  perform messages._hold_batch(leave_batch.batch);
+  v_batch := messages._batch(leave_batch.batch);
+  if not messages._is_open(v_batch) then
+    return false;
+  end if;
+  update messages.batch as b set left_at = clock_timestamp() where b.id = v_batch.id;
+  return true;
+end;
+$$;
+comment on function messages.leave_batch(bigint) is
+  'Leave an open batch as it is: it comes again, and recover_batch() does not count this as an '
+  'attempt. False: it is finished. Raises NQ022 for an unknown batch.';
+
+create or replace function messages.next_retry(stream text, subscriber text)
+  returns interval
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_subscription messages.subscription := messages._subscription(stream, subscriber);
+begin
+  return (
+    select greatest(r.due_at - clock_timestamp(), interval '0')
+    from messages.event_retry as r
+    where r.subscription = v_subscription.id
+      and r.batch is null
+      and r.due_at is not null
+    order by r.due_at
+    limit 1
+  );
+end;
+$$;
+comment on function messages.next_retry(text, text) is
+  'How long until the first event is due that the subscriber has put off with retry_event(); null: '
+  'there is none. Raises NQ020 and NQ021 for an unknown stream and subscriber.';

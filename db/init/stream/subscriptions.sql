@@ -1,0 +1,324 @@
+-- Subscriptions: subscribe, unsubscribe, seek.
+--
+-- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ903 not
+-- adopted, NQ021 subscription not found, NQ025 stream in use
+
+-- A snapshot means nothing on a server that did not take it: there, what was seen would come again,
+-- or what is new would be passed over.
+create or replace function messages._check_position(seen pg_snapshot)
+  returns void
+  language plpgsql
+  stable
+as $$
+begin
+  -- This transaction may have taken it, and put its own number in.
+  if pg_snapshot_xmax(seen) > greatest(
+      pg_snapshot_xmax(pg_current_snapshot()),
+      (pg_current_xact_id_if_assigned()::text::bigint + 1)::text::xid8
+    )
+    or (pg_control_system()).system_identifier is distinct from (
+      select o.system_identifier from messages.origin as o order by o.epoch desc limit 1
+    )
+  then
+    raise exception using
+      errcode = 'NQ903',
+      message = 'this database came from another server and has not been adopted',
+      hint = '`notifyq migrate` tells how, or call messages.adopt(); until then subscribers wait';
+  end if;
+end;
+$$;
+
+create or replace function messages._cut_tick(
+  stream messages.stream,
+  is_asked boolean,
+  fresh bigint default null
+)
+  returns bigint
+  language plpgsql
+as $$
+#variable_conflict use_column
+declare
+  v_fresh bigint := coalesce(fresh, messages._fresh_low());
+  v_last messages.tick;
+  v_id bigint;
+begin
+  -- In their order: a later tick sees what an earlier one does.
+  perform from messages.stream as s where s.id = _cut_tick.stream.id for no key update;
+  select t.* into v_last
+  from messages.tick as t where t.stream = _cut_tick.stream.id order by t.id desc limit 1;
+  insert into messages.tick (stream, snapshot, low, high, is_asked)
+  select _cut_tick.stream.id, m.snapshot, m.low, m.high, _cut_tick.is_asked
+  from messages._moment(
+    coalesce(v_last.low, 0), pg_snapshot_xmax(v_last.snapshot), v_fresh
+  ) as m
+  returning id into v_id;
+  return v_id;
+end;
+$$;
+
+create or replace function messages.tick(stream text default null)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_stream messages.stream;
+  v_tick bigint;
+begin
+  if stream is null then
+    return (
+      select count(messages.tick(s.name)) from messages.stream as s
+      where messages._may(s.name, 'consume from')
+    );
+  end if;
+  v_stream := messages._stream(stream);
+  perform messages._check_access(v_stream.name, 'consume from');
+  v_tick := messages._cut_tick(v_stream, true);
+  perform messages._ring_stream(v_stream);
+  return v_tick;
+end;
+$$;
+comment on function messages.tick(text) is
+  'Mark this moment of a stream and return the number of the tick: a batch ends here, even one '
+  'without events, and subscribers can be set to it. Not needed for anything to be delivered. '
+  'Without a stream: of all streams from which the caller may consume; returns how many. Raises '
+  'NQ007 without the right to consume, and NQ020 for an unknown stream.';
+
+-- What a place says, as a batch that ends there.
+create or replace function messages._place(stream messages.stream, place text)
+  returns messages.batch
+  language plpgsql
+as $$
+declare
+  v_place messages.batch;
+  v_fresh bigint;
+  v_tick messages.tick;
+  v_time timestamptz;
+begin
+  perform messages._check_given('place', _place.place is not null);
+  v_place.kind := 'position';
+  v_place.is_last := true;
+  if _place.place = 'now' then
+    v_fresh := messages._fresh_low();
+    select t.* into v_tick
+    from messages.tick as t where t.stream = _place.stream.id order by t.id desc limit 1;
+    select m.low, m.snapshot, m.high
+    into v_tick.low, v_tick.snapshot, v_tick.high
+    from messages._moment(
+      coalesce(v_tick.low, 0), pg_snapshot_xmax(v_tick.snapshot), v_fresh
+    ) as m;
+  elsif _place.place = 'last' then
+    select t.* into v_tick
+    from messages.tick as t where t.stream = _place.stream.id order by t.id desc limit 1;
+  elsif _place.place ~ '^\d{1,18}$' then
+    select t.* into v_tick
+    from messages.tick as t
+    where t.stream = _place.stream.id
+      and t.id = _place.place::bigint;
+    if not found then
+      perform messages._invalid(
+        format('stream %L has no tick %s, or none any more', stream.name, place),
+        'take `start` for the oldest event that is kept'
+      );
+    end if;
+  elsif _place.place is distinct from 'start' then
+    begin
+      v_time := _place.place::timestamptz;
+    exception
+      when others then
+        perform messages._invalid(
+          format('%L is no position', left(place, 100)),
+          'take last, now, start, the number of a tick, or a time with its zone'
+        );
+    end;
+    select t.* into v_tick
+    from messages.tick as t
+    where t.stream = _place.stream.id
+      and t.created_at <= v_time
+    order by t.id desc
+    limit 1;
+  end if;
+  -- Before everything that is kept: no transaction has a number below 3.
+  v_place.upto := coalesce(v_tick.snapshot, '3:3:');
+  v_place.upto_low := coalesce(v_tick.low, 0);
+  v_place.upto_high := coalesce(v_tick.high, 0);
+  v_place.tick := coalesce(v_tick.id, 0);
+  v_place.seen := v_place.upto;
+  v_place.seen_low := v_place.upto_low;
+  v_place.after_id := 0;
+  v_place.last_id := v_place.upto_high;
+  return v_place;
+end;
+$$;
+
+-- Subscribe: who reads a stream, and from where on.
+
+create or replace function messages.subscribe(
+  stream text,
+  subscriber text,
+  place text default 'last'
+)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_stream messages.stream := messages._stream(subscribe.stream);
+  v_place messages.batch := messages._place(v_stream, subscribe.place);
+begin
+  if exists (select from messages.queue_grant) then
+    perform messages._check_access(v_stream.name, 'consume from');
+  end if;
+  perform messages._check_name('subscriber', subscribe.subscriber);
+  perform messages._check_position(v_place.upto);
+  -- drop_stream() and the upkeep, which empties segments, look for subscriptions.
+  perform from messages.stream as s where s.id = v_stream.id for share;
+  insert into messages.subscription (stream, name)
+  values (v_stream.id, subscribe.subscriber)
+  on conflict on constraint subscription_stream_name_pk do nothing
+  returning id into v_place.subscription;
+  if not found then
+    return false;
+  end if;
+  perform messages._add_batch(v_place, 0, null);
+  return true;
+end;
+$$;
+comment on function messages.subscribe(text, text, text) is
+  'Let a subscriber see every event of the stream from place on: last (its newest tick, so '
+  'that nothing of the last moments is missed), now, start (the oldest event that is kept), the '
+  'number of a tick, or a time as text (the newest tick before it). False: it subscribed before, '
+  'and is where it was. Raises NQ020 for an unknown stream and NQ003 for a position that there is '
+  'not.';
+
+-- Take back what is open, and go on from another place.
+create or replace function messages._set_position(subscription bigint, place messages.batch)
+  returns void
+  language plpgsql
+as $$
+declare
+  v_open bigint[];
+  v_last bigint;
+begin
+  perform from messages.subscription as u
+  where u.id = _set_position.subscription
+  for no key update;
+  select max(b.id) filter (where b.previous = v.previous),
+    coalesce(array_agg(b.id) filter (where b.kind <> 'position'), '{}')
+  into v_last, v_open
+  from messages.batch as b
+  cross join lateral (
+    select max(n.previous) as previous
+    from messages.batch as n where n.subscription = _set_position.subscription
+  ) as v
+  where b.subscription = _set_position.subscription
+    and (
+      b.previous = v.previous
+      or not exists (select from messages.batch_end as e where e.batch = b.id)
+    );
+  perform from messages.batch as b where b.id = any (v_open) order by b.id for no key update;
+  insert into messages.batch_end (batch, is_finished)
+  select u.id, false from unnest(v_open) as u (id)
+  on conflict on constraint batch_end_batch_pk do nothing;
+  delete from messages.event_retry as r where r.batch = any (v_open) and r.due_at is null;
+  update messages.event_retry as r set batch = null where r.batch = any (v_open);
+  place.subscription := _set_position.subscription;
+  perform messages._add_batch(place, coalesce(v_last, 0), null);
+end;
+$$;
+
+create or replace function messages.seek(stream text, subscriber text, place text)
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_subscription messages.subscription := messages._subscription(stream, subscriber);
+  v_place messages.batch := messages._place(messages._stream(stream), place);
+begin
+  perform messages._check_position(v_place.upto);
+  perform messages._set_position(v_subscription.id, v_place);
+  perform messages._ring_stream(messages._stream(stream));
+end;
+$$;
+comment on function messages.seek(text, text, text) is
+  'Set a subscriber to another position of its stream, see subscribe(), back to see events again '
+  'or forth to leave some out. Batches that are open are taken back; events that it had put off '
+  'with retry_event() still come. Raises NQ021 for an unknown subscriber.';
+
+create or replace function messages._end_subscription(subscription bigint)
+  returns void
+  language plpgsql
+as $$
+begin
+  delete from messages.subscription as u where u.id = _end_subscription.subscription;
+  delete from messages.batch_end as e
+  using messages.batch as b
+  where b.id = e.batch
+    and b.subscription = _end_subscription.subscription;
+  delete from messages.batch as b where b.subscription = _end_subscription.subscription;
+  delete from messages.event_retry as r where r.subscription = _end_subscription.subscription;
+  delete from messages.forward as f where f.subscription = _end_subscription.subscription;
+end;
+$$;
+
+create or replace function messages.unsubscribe(stream text, subscriber text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform messages._end_subscription(
+    (messages._subscription(unsubscribe.stream, unsubscribe.subscriber)).id
+  );
+  return true;
+exception
+  when sqlstate 'NQ020' or sqlstate 'NQ021' then
+    return false;
+end;
+$$;
+comment on function messages.unsubscribe(text, text) is
+  'End a subscription, with its open batches and what it had put off. False: there is none.';
+
+create or replace function messages.drop_stream(name text, force boolean default false)
+  returns integer
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_stream messages.stream := messages._stream(name);
+  v_subscriptions bigint[];
+begin
+  perform messages._check_given('force', drop_stream.force is not null);
+  perform messages._check_captured(v_stream.name);
+  perform from messages.stream as s where s.id = v_stream.id for update;
+  v_subscriptions := array(
+    select u.id from messages.subscription as u where u.stream = v_stream.id order by u.id
+  );
+  if v_subscriptions <> '{}' and not force then
+    raise exception using
+      errcode = 'NQ025',
+      message = format('stream %L has %s subscribers', name, cardinality(v_subscriptions)),
+      hint = 'unsubscribe them, or drop it with force';
+  end if;
+  perform messages._end_subscription(u.id) from unnest(v_subscriptions) as u (id);
+  delete from messages.tick as t where t.stream = v_stream.id;
+  delete from messages.queue_grant as g where g.queue = v_stream.name;
+  delete from messages.stream as s where s.id = v_stream.id;
+  -- The upkeep empties them, when nobody writes to them any more.
+  update messages.segment as s
+  set stream = null, closed_at = coalesce(s.closed_at, clock_timestamp()),
+    changed_by = pg_current_xact_id()
+  where s.stream = v_stream.id;
+  return cardinality(v_subscriptions);
+end;
+$$;
+comment on function messages.drop_stream(text, boolean) is
+  'Drop a stream with its events; with force its subscriptions, too. Returns how many those were. '
+  'Raises NQ020 for an unknown stream, and NQ025 while somebody subscribes.';

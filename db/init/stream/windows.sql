@@ -1,0 +1,331 @@
+-- Windows: the events between two snapshots.
+--
+-- raises: NQ903 not adopted
+
+-- All of them have larger ids than after_id. Where that is far, those of transactions that were
+-- running when the first snapshot was taken, and are over in the second, are looked up by their
+-- number. All others began in between, so that their ids are above those that were given before.
+-- Differences of snapshots as in PgQ (M. Kreen, Skype, 2007); the cut by ids is our own.
+
+-- The segments that hold, or may hold, events of a batch.
+create or replace function messages._segments(batch messages.batch)
+  returns bigint[]
+  language plpgsql
+  stable
+as $$
+begin
+  return (
+    select coalesce(array_agg(s.id order by s.id), '{}')
+    from messages.segment as s
+    where s.stream = (
+        select u.stream from messages.subscription as u where u.id = batch.subscription
+      )
+      and s.low < batch.upto_high
+      and (s.sealed is null or messages._passed(s.sealed) > messages._passed(batch.seen))
+  );
+end;
+$$;
+
+-- Of transactions that `seen` saw running, and that `upto` sees over.
+create or replace function messages._late(batch messages.batch)
+  returns xid8[]
+  language plpgsql
+  immutable
+as $$
+begin
+  if pg_snapshot_xmin(batch.seen) = pg_snapshot_xmax(batch.seen) then
+    return array[]::xid8[];
+  end if;
+  return array(
+    select x.xid from pg_snapshot_xip(batch.seen) as x (xid)
+    where pg_visible_in_snapshot(x.xid, batch.upto)
+  );
+end;
+$$;
+
+-- The window behind the one of a batch, up to a later moment.
+create or replace function messages._window(
+  last messages.batch, upto pg_snapshot, upto_low bigint, upto_high bigint
+)
+  returns messages.batch
+  language plpgsql
+  immutable
+as $$
+declare
+  v_next messages.batch := last;
+  v_late xid8[];
+begin
+  v_next.seen := last.upto;
+  v_next.seen_low := last.upto_low;
+  v_next.upto := _window.upto;
+  v_next.upto_low := _window.upto_low;
+  v_next.upto_high := _window.upto_high;
+  v_next.last_id := _window.upto_high;
+  v_next.is_last := true;
+  v_late := messages._late(v_next);
+  v_next.after_id := case
+    when v_late = '{}' then last.upto_low
+    -- They have all begun in the last window.
+    when v_late[1] >= pg_snapshot_xmax(last.seen) then last.seen_low
+    else 0
+  end;
+  return v_next;
+end;
+$$;
+
+-- The table of a segment. Inlined.
+create or replace function messages._event_table(segment bigint)
+  returns text
+  language sql
+  immutable
+  parallel safe
+as $$
+  select 'event_' operator(pg_catalog.||) segment::pg_catalog.text;
+$$;
+
+-- The text of a query for the events between the two ids of a batch, by id, or for the first ones.
+-- The condition on the number is none for an index: by id the rows come in the order that is asked
+-- for, and by number all that lie ahead of a reader would be read for each batch.
+create or replace function messages._window_query(
+  batch messages.batch,
+  quantity integer default null
+)
+  returns text
+  language plpgsql
+  stable
+as $$
+declare
+  -- So many rows are read sooner than the longer query is planned.
+  v_few constant integer := 1000;
+  v_is_far boolean := batch.seen_low - batch.after_id > v_few;
+  v_late xid8[] := case when v_is_far then messages._late(batch) else array[]::xid8[] end;
+  v_after bigint := case when v_is_far then batch.seen_low else batch.after_id end;
+  v_to bigint := least(batch.last_id, batch.upto_high);
+  v_segments bigint[] := messages._segments(batch);
+begin
+  if cardinality(v_segments) = 1 and v_late = '{}' then
+    return format(
+      'select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, null::text '
+      'from messages.%I as e where e.id > %L and e.id <= %L '
+      'and pg_visible_in_snapshot(e.xid, %L) and not pg_visible_in_snapshot(e.xid, %L) '
+      'order by e.id limit %L',
+      messages._event_table(v_segments[1]), v_after, v_to, batch.upto, batch.seen, quantity
+    );
+  end if;
+  return (
+    select concat(
+      string_agg(
+        format(
+          '(select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, '
+          'null::text from messages.%I as e where e.id > %L and e.id <= %L '
+          'and pg_visible_in_snapshot(e.xid, %L) and not pg_visible_in_snapshot(e.xid, %L) '
+          'and e.xid <> all (%L::xid8[]) order by e.id limit %L) '
+          'union all '
+          '(select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, '
+          'null::text from unnest(%L::xid8[]) as l (xid) join messages.%I as e '
+          'on e.xid = l.xid and e.id > %L and e.id <= %L order by e.id limit %L)',
+          t.name, v_after, v_to, batch.upto, batch.seen, v_late, quantity, v_late, t.name,
+          batch.after_id, v_to, quantity
+        ),
+        ' union all '
+      ),
+      format(' order by id limit %L', quantity)
+    )
+    -- Without a segment, the empty table that they are parts of.
+    from unnest(case when v_segments = '{}' then '{null}' else v_segments end) as s (id)
+    cross join lateral (select coalesce(messages._event_table(s.id), 'event')) as t (name)
+  );
+end;
+$$;
+
+-- Ahead: whether something is in a window, how much, and where a part of it ends.
+
+-- Whether a window has events. Where many ids were given, numbers of transactions that still run
+-- are passed over: however much one of those has written, it is not looked at.
+create or replace function messages._is_ahead(batch messages.batch)
+  returns boolean
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  -- So many rows are read sooner than the longer query is planned.
+  v_few constant integer := 1000;
+  v_is_far boolean := batch.upto_high - batch.after_id > v_few;
+  v_late xid8[];
+  v_before xid8;
+  v_befores xid8[];
+  v_untils xid8[];
+  v_running xid8[];
+  v_segment bigint;
+  v_table text;
+  v_is_there boolean := false;
+begin
+  if batch.upto_high <= batch.after_id then
+    return false;
+  end if;
+  if v_is_far then
+    v_late := messages._late(batch);
+    -- Those that began in the window have larger ids than any that was given before it.
+    if batch.upto_high > batch.seen_low then
+      v_before := (pg_snapshot_xmax(batch.seen)::text::bigint - 1)::text::xid8;
+      v_running := array(
+        select x.xid from pg_snapshot_xip(batch.upto) as x (xid)
+        where x.xid > v_before
+        order by x.xid
+      );
+      v_befores := v_before || v_running;
+      v_untils := v_running || pg_snapshot_xmax(batch.upto);
+    end if;
+  end if;
+  foreach v_segment in array messages._segments(batch) loop
+    v_table := messages._event_table(v_segment);
+    if v_is_far then
+      execute format(
+        'select exists (select from messages.%I as e where e.xid = any (%L)) or exists ('
+        '  select from unnest(%L::xid8[], %L::xid8[]) as s (before, until)'
+        '  cross join lateral ('
+        '    select from messages.%I as e where e.xid > s.before and e.xid < s.until limit 1'
+        '  ) as e'
+        ')',
+        v_table, v_late, v_befores, v_untils, v_table
+      )
+      into v_is_there;
+    else
+      -- From the end: the start may be that of the window before it.
+      execute format(
+        'select true from messages.%I as e where e.id > %L and e.id <= %L '
+        'and pg_visible_in_snapshot(e.xid, %L) and not pg_visible_in_snapshot(e.xid, %L) '
+        'order by e.id desc limit 1',
+        v_table, batch.after_id, batch.upto_high, batch.upto, batch.seen
+      )
+      into v_is_there;
+    end if;
+    exit when v_is_there;
+  end loop;
+  return coalesce(v_is_there, false);
+end;
+$$;
+
+-- How many of the next events of a window there are, up to quantity, and the id of the last.
+create or replace function messages._ahead(
+  batch messages.batch,
+  quantity integer,
+  out there bigint,
+  out last_id bigint
+)
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+begin
+  execute concat(
+    'select count(*), max(a.id) from (', messages._window_query(batch, quantity), ') as a'
+  )
+  into there, last_id;
+end;
+$$;
+
+-- Glance: whether a subscriber has nothing to read, told without a lock, a number or a write.
+--
+-- Of looks most find nothing, and what those cost is what a subscription costs that waits.
+
+create or replace function messages._is_open(batch messages.batch)
+  returns boolean
+  language plpgsql
+  stable
+as $$
+begin
+  return batch.kind <> 'position'
+    and not exists (select from messages.batch_end as e where e.batch = batch.id);
+end;
+$$;
+
+-- Whether a member has a batch open, or may take one over.
+create or replace function messages._may_hold(subscription bigint, member text, takeover interval)
+  returns boolean
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set jit = off
+as $$
+begin
+  return exists (
+    select
+    from messages.batch as b
+    where b.subscription = _may_hold.subscription
+      and (b.member = _may_hold.member or b.opened_at < clock_timestamp() - _may_hold.takeover)
+      and b.kind <> 'position'
+      and not exists (select from messages.batch_end as e where e.batch = b.id)
+  );
+end;
+$$;
+
+-- Nothing: of what is committed now nothing is to be handed out. Else next_batch() must see, once
+-- nobody else can hand out anything; what lies ahead of the last batch then need not be looked for
+-- once more, as long as that one is the last: an event that is there stays there.
+create or replace function messages._glance(
+  subscription bigint,
+  member text,
+  takeover interval,
+  out nothing boolean,
+  out last bigint,
+  out is_ahead boolean
+)
+  language plpgsql
+  stable
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+  v_last messages.batch;
+  v_moment record;
+begin
+  nothing := false;
+  is_ahead := false;
+  v_last := messages._last_batch(_glance.subscription);
+  last := v_last.id;
+  perform messages._check_position(v_last.upto);
+  if (
+      case when member is null then messages._is_open(v_last)
+      else messages._may_hold(subscription, member, takeover) end
+    )
+    or exists (
+      select
+      from messages.event_retry as r
+      where r.subscription = _glance.subscription
+        and r.batch is null
+        and r.due_at <= v_now
+    )
+  then
+    return;
+  end if;
+  if not v_last.is_last then
+    v_last.after_id := v_last.last_id;
+    v_last.last_id := v_last.upto_high;
+    if (messages._ahead(v_last, 1)).there > 0 then
+      return;
+    end if;
+  end if;
+  v_moment := messages._moment(v_last.upto_low, pg_snapshot_xmax(v_last.upto), null);
+  if messages._passed(v_moment.snapshot) <= messages._passed(v_last.upto) then
+    nothing := true;
+    return;
+  end if;
+  is_ahead := messages._is_ahead(
+    messages._window(v_last, v_moment.snapshot, v_moment.low, v_moment.high)
+  );
+  nothing := not is_ahead and not exists (
+    select
+    from messages.subscription as u
+    join messages.tick as t on t.stream = u.stream and t.is_asked and t.id > v_last.tick
+    where u.id = v_last.subscription
+      and messages._passed(t.snapshot) > messages._passed(v_last.upto)
+  );
+end;
+$$;

@@ -1,0 +1,200 @@
+-- Archive: finished messages, the history of their attempts, and how long they are kept.
+
+create table if not exists messages.message_archive (
+  id bigint not null,
+  created_at timestamptz not null,
+  available_at timestamptz not null,
+  locked_at timestamptz,
+  archived_at timestamptz not null default clock_timestamp(),
+  lock_token bigint not null,
+  xid xid8 not null default pg_current_xact_id(),
+  priority integer not null,
+  attempts integer not null,
+  status messages.message_status not null,
+  queue text not null,
+  type text,
+  handled_by text,
+  dedup_key text,
+  message jsonb not null,
+  headers jsonb not null,
+  details text,
+  result jsonb,
+  key text,
+  max_attempts integer,
+  awaited boolean not null default false,
+  subscriber text,
+  event_id bigint,
+  -- A key over partitions must hold the partition column, so it cannot forbid a second row for an
+  -- id: the fenced delete in messages._archive() does.
+  constraint message_archive_id_archived_at_pk primary key (id, archived_at)
+) partition by range (archived_at);
+
+-- Catches rows for which no day was made; messages.maintain() moves them into their day.
+create table if not exists messages.message_archive_default
+  partition of messages.message_archive default;
+
+-- Readers that follow the archive go by snapshots over xid: by id or time a late commit is lost.
+create index if not exists message_archive_xid_idx on messages.message_archive (xid);
+create index if not exists message_archive_queue_archived_at_idx
+  on messages.message_archive (queue, archived_at);
+create index if not exists message_archive_dead_archived_at_idx
+  on messages.message_archive (archived_at) where status <> 'success';
+-- Of one queue, and counted without a look at the rows.
+create index if not exists message_archive_dead_queue_archived_at_id_idx
+  on messages.message_archive (queue, archived_at, id) include (status, subscriber)
+  where status <> 'success';
+create index if not exists message_archive_dead_xid_idx
+  on messages.message_archive (xid) where status <> 'success';
+
+comment on table messages.message_archive is
+  'One row for each finished message under the same id; rows never change.';
+comment on column messages.message_archive.locked_at is
+  'When the last lock was granted; null for a message that was never claimed.';
+comment on column messages.message_archive.handled_by is 'The worker that held the last lock.';
+comment on column messages.message_archive.xid is
+  'The transaction that archived it: incremental readers compare it with snapshots.';
+comment on column messages.message_archive.details is 'Why it did not succeed.';
+comment on column messages.message_archive.result is 'What the handler returned.';
+
+create table if not exists messages.attempt (
+  message_id bigint not null,
+  lock_token bigint not null,
+  locked_at timestamptz not null,
+  ended_at timestamptz not null default clock_timestamp(),
+  retry_at timestamptz,
+  number integer not null,
+  status messages.message_status not null,
+  queue text not null,
+  handled_by text,
+  error_type text,
+  details text,
+  traceback text,
+  constraint attempt_message_id_lock_token_ended_at_pk
+    primary key (message_id, lock_token, ended_at)
+) partition by range (ended_at);
+
+-- Catches rows for which no day was made, as that of the archive does.
+create table if not exists messages.attempt_default
+  partition of messages.attempt default;
+
+comment on table messages.attempt is
+  'One row for each attempt that did not succeed; read it with messages.attempts().';
+comment on column messages.attempt.message_id is 'The message, live or archived.';
+comment on column messages.attempt.lock_token is 'The lock that the attempt was made under.';
+comment on column messages.attempt.locked_at is 'When the attempt began.';
+comment on column messages.attempt.ended_at is
+  'When it ended; for a worker that died, when its lock was found expired.';
+comment on column messages.attempt.retry_at is
+  'When the message was to be handed out again; null: this was the last attempt.';
+comment on column messages.attempt.number is 'Which attempt of the message it was, from 1 on.';
+comment on column messages.attempt.status is 'How it ended; the status of the last one is final.';
+comment on column messages.attempt.queue is 'The queue of the message.';
+comment on column messages.attempt.handled_by is 'The worker that held the lock.';
+comment on column messages.attempt.error_type is
+  'The class of the error; null where there was none, or the worker did not tell.';
+comment on column messages.attempt.details is 'The text of the error, or what else went wrong.';
+comment on column messages.attempt.traceback is
+  'Where the error came from, with the errors that caused it.';
+
+-- Retention: for how long the archive is kept where no queue says it, and which days were swept.
+
+create table if not exists messages.archive_policy (
+  id bigint not null default 1,
+  retention interval,
+  retention_dead interval,
+  days_ahead integer not null default 3,
+  constraint archive_policy_id_pk primary key (id),
+  constraint archive_policy_id_ck check (id = 1),
+  constraint archive_policy_retention_ck check (
+    retention > interval '0' and retention_dead > interval '0'
+  ),
+  constraint archive_policy_days_ahead_ck check (days_ahead between 1 and 366)
+);
+
+comment on table messages.archive_policy is
+  'What holds for the whole archive; without a row nothing was said.';
+comment on column messages.archive_policy.id is 'Always 1.';
+comment on column messages.archive_policy.retention is
+  'Of queues that are created without one, of dropped queues and of events that died; null: 30 '
+  'days for the first, and the longest of all queues for the others.';
+comment on column messages.archive_policy.retention_dead is
+  'The same for messages that did not succeed; null: as retention.';
+comment on column messages.archive_policy.days_ahead is
+  'For how many days after today partitions are made ahead.';
+
+create table if not exists messages.retention_day (
+  relation text not null,
+  next_at timestamptz not null,
+  policy bigint not null,
+  block bigint,
+  removed bigint not null default 0,
+  constraint retention_day_relation_pk primary key (relation)
+);
+
+comment on table messages.retention_day is
+  'One row for each day of the archive and of the attempts that was looked through for rows past '
+  'the retention of their queue.';
+comment on column messages.retention_day.relation is 'The table of the day.';
+comment on column messages.retention_day.next_at is 'When it is looked through again.';
+comment on column messages.retention_day.policy is
+  'A hash of the retentions that it was looked through by: others, and it is done again.';
+comment on column messages.retention_day.block is
+  'Where the pass through its blocks goes on; null: there is none on the way.';
+comment on column messages.retention_day.removed is 'How many rows were removed from it.';
+
+do $$
+begin
+  if to_regtype('messages.queue_keep') is null then
+    create type messages.queue_keep as (
+      queue text,
+      success interval,
+      dead interval
+    );
+  end if;
+  if to_regtype('messages.day_plan') is null then
+    create type messages.day_plan as (
+      relation text,
+      queues text[],
+      success text[],
+      dead text[],
+      gone text[],
+      brief text[],
+      next_at timestamptz
+    );
+  end if;
+  if to_regtype('messages.retention_report') is null then
+    create type messages.retention_report as (
+      queue text,
+      is_known boolean,
+      retention interval,
+      retention_dead interval,
+      rows bigint,
+      dead bigint,
+      bytes bigint,
+      first_day date
+    );
+  end if;
+  if to_regtype('messages.day_report') is null then
+    create type messages.day_report as (
+      day date,
+      rows bigint,
+      dead bigint,
+      is_exact boolean,
+      bytes bigint,
+      attempt_bytes bigint,
+      removed bigint,
+      goes_at timestamptz,
+      next_at timestamptz,
+      next_step text,
+      awaits text
+    );
+  end if;
+end;
+$$;
+
+comment on type messages.queue_keep is 'For how long messages of a queue stay in the archive.';
+comment on type messages.day_plan is
+  'Which rows of a day''s table are to stay: all of queues, and by status of success and dead.';
+comment on type messages.retention_report is
+  'What is kept of one queue, as messages.retention_info() reports it.';
+comment on type messages.day_report is 'One day of the archive, as messages.archive_info() has it.';

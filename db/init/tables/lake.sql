@@ -1,0 +1,430 @@
+-- Lake: folders of exports, roll-ups and anomalies.
+
+create table if not exists messages.lake (
+  id bigint generated always as identity,
+  token uuid not null default gen_random_uuid(),
+  location text not null,
+  place text not null,
+  created_at timestamptz not null default clock_timestamp(),
+  exported_at timestamptz not null default clock_timestamp(),
+  unreadable text,
+  constraint lake_id_pk primary key (id),
+  constraint lake_token_uq unique (token)
+);
+
+comment on table messages.lake is
+  'One row for each lake that the archive is exported into; retention waits for each of them.';
+comment on column messages.lake.token is 'What the folder says of itself: how the two are matched.';
+comment on column messages.lake.location is 'The folder, as it was called last.';
+comment on column messages.lake.place is
+  'How far it is, as messages.snapshot_of() takes it: what the snapshot sees has been exported.';
+comment on column messages.lake.created_at is 'When it was begun.';
+comment on column messages.lake.exported_at is 'When the archive was last exported into it.';
+comment on column messages.lake.unreadable is
+  'Why the last export could not read it; retention waits until one can. Null: it could.';
+
+create table if not exists messages.lake_batch (
+  id bigint generated always as identity,
+  lake bigint not null,
+  dataset text not null,
+  key text,
+  low pg_snapshot,
+  high pg_snapshot,
+  committed_at timestamptz not null default clock_timestamp(),
+  files bigint not null default 0,
+  removed bigint not null default 0,
+  rows bigint not null default 0,
+  bytes bigint not null default 0,
+  constraint lake_batch_id_pk primary key (id),
+  constraint lake_batch_lake_dataset_key_uq unique (lake, dataset, key),
+  constraint lake_batch_lake_fk foreign key (lake) references messages.lake (id) on delete cascade
+);
+
+create index if not exists lake_batch_lake_dataset_id_idx
+  on messages.lake_batch (lake, dataset, id);
+
+comment on table messages.lake_batch is
+  'One row for each change of a lake, written with its files: there is all of it, or nothing.';
+comment on column messages.lake_batch.lake is 'Number of the lake.';
+comment on column messages.lake_batch.dataset is 'Which table of the lake: a folder in it.';
+comment on column messages.lake_batch.key is
+  'What the writer calls it: the second batch of a key is refused. Null: it has no name.';
+comment on column messages.lake_batch.low is 'Of an export: what was in the lake before.';
+comment on column messages.lake_batch.high is 'Of an export: what is in the lake with it.';
+comment on column messages.lake_batch.committed_at is 'When it became visible.';
+comment on column messages.lake_batch.files is 'How many files came.';
+comment on column messages.lake_batch.removed is 'How many files others have replaced.';
+comment on column messages.lake_batch.rows is 'Rows of the files that came.';
+comment on column messages.lake_batch.bytes is 'Bytes of the files that came.';
+
+create table if not exists messages.lake_file (
+  id bigint generated always as identity,
+  lake bigint not null,
+  dataset text not null,
+  batch bigint not null,
+  path text not null,
+  day date,
+  queue text,
+  rows bigint not null,
+  bytes bigint not null,
+  checksum text not null,
+  first_id bigint,
+  last_id bigint,
+  first_at timestamptz,
+  last_at timestamptz,
+  removed bigint,
+  removed_at timestamptz,
+  constraint lake_file_id_pk primary key (id),
+  constraint lake_file_lake_path_uq unique (lake, path),
+  -- Files that are not needed any more are deleted by their path.
+  constraint lake_file_path_ck check (path !~ '(^/|(^|/)\.\.(/|$))'),
+  constraint lake_file_batch_fk foreign key (batch)
+    references messages.lake_batch (id) on delete cascade,
+  constraint lake_file_removed_fk foreign key (removed)
+    references messages.lake_batch (id) on delete cascade
+);
+
+create index if not exists lake_file_batch_idx on messages.lake_file (batch);
+create index if not exists lake_file_removed_idx on messages.lake_file (removed);
+create index if not exists lake_file_lake_dataset_day_idx
+  on messages.lake_file (lake, dataset, day);
+
+comment on table messages.lake_file is 'One row for each file of a lake; what is not here is none.';
+comment on column messages.lake_file.lake is 'Number of the lake.';
+comment on column messages.lake_file.dataset is 'Which table of the lake.';
+comment on column messages.lake_file.batch is 'The batch that it came with.';
+comment on column messages.lake_file.path is 'Where it is, from the folder of the lake on.';
+comment on column messages.lake_file.day is 'The day in UTC of all of its rows, if they have one.';
+comment on column messages.lake_file.queue is 'The queue of all of its rows, if they have one.';
+comment on column messages.lake_file.rows is 'How many rows it has.';
+comment on column messages.lake_file.bytes is 'How long it is.';
+comment on column messages.lake_file.checksum is 'SHA-256 of what was written.';
+comment on column messages.lake_file.first_id is 'The smallest id of its rows.';
+comment on column messages.lake_file.last_id is 'The largest id of its rows.';
+comment on column messages.lake_file.first_at is 'The first instant of its rows.';
+comment on column messages.lake_file.last_at is 'The last instant of its rows.';
+comment on column messages.lake_file.removed is
+  'The batch whose files have replaced it; null: it is part of the lake.';
+comment on column messages.lake_file.removed_at is
+  'When that was: readers that began before may go on with it for a day.';
+
+create table if not exists messages.lake_prune (
+  day date not null,
+  lake bigint not null,
+  rows bigint not null,
+  checksum numeric not null,
+  pruned_at timestamptz not null default clock_timestamp(),
+  constraint lake_prune_lake_day_pk primary key (lake, day),
+  constraint lake_prune_lake_fk foreign key (lake) references messages.lake (id) on delete cascade
+);
+
+comment on table messages.lake_prune is
+  'Days whose partition was dropped as the files of a lake were found to be equal to it.';
+comment on column messages.lake_prune.day is 'The day in UTC.';
+comment on column messages.lake_prune.lake is 'Number of the lake that was compared.';
+comment on column messages.lake_prune.rows is 'How many rows the partition had.';
+comment on column messages.lake_prune.checksum is
+  'The sum of messages.archive_hashes() over its rows.';
+comment on column messages.lake_prune.pruned_at is 'When it was dropped.';
+
+do $$
+begin
+  if to_regtype('messages.lake_entry') is null then
+    create type messages.lake_entry as (
+      path text,
+      day date,
+      queue text,
+      rows bigint,
+      bytes bigint,
+      checksum text,
+      first_id bigint,
+      last_id bigint,
+      first_at timestamptz,
+      last_at timestamptz
+    );
+  end if;
+  if to_regtype('messages.lake_report') is null then
+    create type messages.lake_report as (
+      id bigint,
+      token uuid,
+      location text,
+      created_at timestamptz,
+      exported_at timestamptz,
+      files bigint,
+      rows bigint,
+      bytes bigint,
+      obstacle text
+    );
+  end if;
+  if to_regtype('messages.archive_hash') is null then
+    create type messages.archive_hash as (
+      id bigint,
+      hash bigint
+    );
+  end if;
+  if to_regtype('messages.archive_part') is null then
+    create type messages.archive_part as (
+      day date,
+      rows bigint,
+      first_block bigint,
+      until_block bigint
+    );
+  end if;
+end;
+$$;
+
+comment on type messages.archive_hash is 'A message, as messages.archive_hashes() reports it.';
+comment on type messages.archive_part is
+  'What one day of the archive has of a window, as messages.archive_parts() reports it.';
+comment on type messages.lake_entry is 'A file as messages.commit_lake() takes it.';
+comment on type messages.lake_report is
+  'One lake as messages.lakes() reports it; obstacle: why it cannot be exported into any more.';
+
+-- Rollup: what became of the messages of a lake, counted by bucket of time.
+
+create table if not exists messages.rollup (
+  lake bigint not null,
+  span text not null,
+  bucket_at timestamptz not null,
+  queue text not null,
+  type text not null,
+  status messages.message_status not null,
+  finished bigint not null,
+  retried bigint not null,
+  attempts bigint not null,
+  waited bigint not null,
+  wait_total_us bigint not null,
+  wait_max_us bigint not null,
+  wait_bins integer[] not null,
+  wait_counts bigint[] not null,
+  ran bigint not null,
+  run_total_us bigint not null,
+  run_max_us bigint not null,
+  run_bins integer[] not null,
+  run_counts bigint[] not null,
+  constraint rollup_bucket_pk primary key (lake, span, bucket_at, queue, type, status),
+  constraint rollup_span_ck check (span in ('hour', 'day')),
+  constraint rollup_lake_fk foreign key (lake) references messages.lake (id) on delete cascade
+);
+
+-- Folding looks for the oldest hours of any lake.
+create index if not exists rollup_hour_idx on messages.rollup (bucket_at) where span = 'hour';
+
+comment on table messages.rollup is
+  'Messages that a lake holds, counted by hour of archived_at in UTC, queue, type and status; '
+  'each roll-up folds hours older than 35 days into days. finished sums up to the messages that '
+  'are rolled up. Times are histograms whose counts may be added; read them with '
+  'messages.rollup_summary().';
+comment on column messages.rollup.lake is 'Number of the lake.';
+comment on column messages.rollup.span is 'Length of the bucket: hour or day.';
+comment on column messages.rollup.bucket_at is 'When the bucket begins.';
+comment on column messages.rollup.queue is 'Their queue; for dead events the stream.';
+comment on column messages.rollup.type is 'Their type; empty for messages without one.';
+comment on column messages.rollup.status is 'How they ended.';
+comment on column messages.rollup.finished is 'How many they are.';
+comment on column messages.rollup.retried is 'How many of them took more than one attempt.';
+comment on column messages.rollup.attempts is 'How many attempts they took together.';
+comment on column messages.rollup.waited is
+  'How many were handed out, and so have a time of waiting: from when they could be claimed '
+  '(available_at, or created_at if later) to the last lock.';
+comment on column messages.rollup.wait_total_us is 'That time of all together, in microseconds.';
+comment on column messages.rollup.wait_max_us is 'The longest, in microseconds.';
+comment on column messages.rollup.wait_bins is
+  'Which times there are: bin b holds times up to 1.02 ^ b milliseconds, above that of bin b - 1; '
+  'bin -349 holds zero.';
+comment on column messages.rollup.wait_counts is 'How many messages are in each of the bins.';
+comment on column messages.rollup.ran is
+  'How many have a time of running: from the last lock to archived_at.';
+comment on column messages.rollup.run_total_us is 'That time of all together, in microseconds.';
+comment on column messages.rollup.run_max_us is 'The longest, in microseconds.';
+comment on column messages.rollup.run_bins is 'As wait_bins.';
+comment on column messages.rollup.run_counts is 'As wait_counts.';
+
+create table if not exists messages.rollup_error (
+  lake bigint not null,
+  span text not null,
+  bucket_at timestamptz not null,
+  queue text not null,
+  status messages.message_status not null,
+  fingerprint text not null,
+  errors bigint not null,
+  first_at timestamptz not null,
+  last_at timestamptz not null,
+  sample text,
+  constraint rollup_error_bucket_pk
+    primary key (lake, span, bucket_at, queue, status, fingerprint),
+  constraint rollup_error_lake_fk foreign key (lake)
+    references messages.lake (id) on delete cascade
+);
+
+create index if not exists rollup_error_hour_idx
+  on messages.rollup_error (bucket_at) where span = 'hour';
+
+comment on table messages.rollup_error is
+  'Dead messages of a lake, counted by bucket and fingerprint of their details. Of a bucket, '
+  'queue and status the 100 most frequent are kept apart; the others are one, named (others).';
+comment on column messages.rollup_error.lake is 'Number of the lake.';
+comment on column messages.rollup_error.span is 'Length of the bucket: hour or day.';
+comment on column messages.rollup_error.bucket_at is 'When the bucket begins.';
+comment on column messages.rollup_error.queue is 'Their queue; for dead events the stream.';
+comment on column messages.rollup_error.status is 'How they ended.';
+comment on column messages.rollup_error.fingerprint is 'See messages.error_fingerprint().';
+comment on column messages.rollup_error.errors is 'How many they are.';
+comment on column messages.rollup_error.first_at is 'When the first was archived.';
+comment on column messages.rollup_error.last_at is 'When the last was archived.';
+comment on column messages.rollup_error.sample is 'The details of the last one.';
+
+create table if not exists messages.rollup_worker (
+  lake bigint not null,
+  span text not null,
+  bucket_at timestamptz not null,
+  queue text not null,
+  worker text not null,
+  finished bigint not null,
+  dead bigint not null,
+  run_total_us bigint not null,
+  constraint rollup_worker_bucket_pk primary key (lake, span, bucket_at, queue, worker),
+  constraint rollup_worker_lake_fk foreign key (lake)
+    references messages.lake (id) on delete cascade
+);
+
+create index if not exists rollup_worker_hour_idx
+  on messages.rollup_worker (bucket_at) where span = 'hour';
+
+comment on table messages.rollup_worker is
+  'Messages of a lake, counted by bucket and the worker that held the last lock. Of a bucket and '
+  'queue the 20 busiest are kept apart; the others are one, named (others).';
+comment on column messages.rollup_worker.lake is 'Number of the lake.';
+comment on column messages.rollup_worker.span is 'Length of the bucket: hour or day.';
+comment on column messages.rollup_worker.bucket_at is 'When the bucket begins.';
+comment on column messages.rollup_worker.queue is 'The queue; for dead events the stream.';
+comment on column messages.rollup_worker.worker is 'handled_by; empty where no worker had it.';
+comment on column messages.rollup_worker.finished is 'How many messages.';
+comment on column messages.rollup_worker.dead is 'How many of them did not succeed.';
+comment on column messages.rollup_worker.run_total_us is
+  'How long they ran together, in microseconds.';
+
+create table if not exists messages.rollup_progress (
+  lake bigint not null,
+  batch bigint not null,
+  messages bigint not null default 0,
+  rolled_at timestamptz not null default clock_timestamp(),
+  xid xid8 not null default pg_current_xact_id(),
+  constraint rollup_progress_lake_pk primary key (lake),
+  constraint rollup_progress_lake_fk foreign key (lake)
+    references messages.lake (id) on delete cascade
+);
+
+comment on table messages.rollup_progress is 'How far each lake is rolled up.';
+comment on column messages.rollup_progress.lake is 'Number of the lake.';
+comment on column messages.rollup_progress.batch is 'The last of its batches that is.';
+comment on column messages.rollup_progress.messages is 'How many messages are, in all.';
+comment on column messages.rollup_progress.rolled_at is 'When that was.';
+comment on column messages.rollup_progress.xid is
+  'The transaction that did it, the only one that may add to the roll-up of the lake.';
+
+do $$
+begin
+  if to_regtype('messages.rollup_report') is null then
+    create type messages.rollup_report as (
+      bucket_at timestamptz,
+      queue text,
+      type text,
+      status messages.message_status,
+      finished bigint,
+      dead bigint,
+      retried bigint,
+      attempts bigint,
+      wait_mean interval,
+      wait_p50 interval,
+      wait_p95 interval,
+      wait_p99 interval,
+      wait_max interval,
+      run_mean interval,
+      run_p50 interval,
+      run_p95 interval,
+      run_p99 interval,
+      run_max interval
+    );
+  end if;
+  if to_regtype('messages.error_report') is null then
+    create type messages.error_report as (
+      fingerprint text,
+      errors bigint,
+      queues text[],
+      statuses messages.message_status[],
+      first_at timestamptz,
+      last_at timestamptz,
+      sample text
+    );
+  end if;
+  if to_regtype('messages.worker_report') is null then
+    create type messages.worker_report as (
+      worker text,
+      queues text[],
+      finished bigint,
+      dead bigint,
+      run_total interval
+    );
+  end if;
+end;
+$$;
+
+comment on type messages.rollup_report is
+  'One group as messages.rollup_summary() reports it; what it was not grouped by is null.';
+comment on type messages.error_report is 'One fingerprint as messages.rollup_errors() reports it.';
+comment on type messages.worker_report is 'One worker as messages.rollup_workers() reports it.';
+
+-- Anomaly: hours in which a queue departed from its own past.
+
+create table if not exists messages.anomaly (
+  bucket_at timestamptz not null,
+  found_at timestamptz not null default clock_timestamp(),
+  message_id bigint,
+  value double precision not null,
+  expected double precision not null,
+  chance double precision not null,
+  finished bigint not null,
+  queue text not null,
+  metric text not null,
+  details text not null,
+  constraint anomaly_queue_metric_bucket_at_pk primary key (queue, metric, bucket_at),
+  constraint anomaly_metric_ck check (metric in ('wait', 'run', 'failures', 'errors'))
+);
+
+create index if not exists anomaly_found_at_idx on messages.anomaly (found_at);
+
+comment on table messages.anomaly is
+  'Hours in which a queue departed from its own past; each is told once, also if found again.';
+comment on column messages.anomaly.bucket_at is 'When the hour begins.';
+comment on column messages.anomaly.found_at is 'When it was found.';
+comment on column messages.anomaly.message_id is 'The alert; null if none was asked for.';
+comment on column messages.anomaly.value is
+  'What was found: p95 in milliseconds for wait and run, the part of dead messages for failures, '
+  'for errors how far their mix is from the past, 0 to 1 (Jensen-Shannon divergence).';
+comment on column messages.anomaly.expected is 'What its past led to expect.';
+comment on column messages.anomaly.chance is
+  'How likely an hour like those of its past is to be at least as far off.';
+comment on column messages.anomaly.finished is 'Messages of the queue in that hour.';
+comment on column messages.anomaly.queue is 'The queue.';
+comment on column messages.anomaly.metric is 'What departed: wait, run, failures or errors.';
+comment on column messages.anomaly.details is 'The same in words.';
+
+do $$
+begin
+  if to_regtype('messages.hour_report') is null then
+    create type messages.hour_report as (
+      bucket_at timestamptz,
+      queue text,
+      finished bigint,
+      dead bigint,
+      wait_p95 double precision,
+      run_p95 double precision,
+      errors jsonb
+    );
+  end if;
+end;
+$$;
+
+comment on type messages.hour_report is
+  'One hour of one queue as messages.archive_hours() reports it.';

@@ -1,0 +1,388 @@
+-- Load: publish many rows, all or none.
+--
+-- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue, NQ020 stream
+-- not found, NQ024 stream paused, NQ035 not begun, or by another role, NQ036 rows are missing,
+-- NQ035 load of another role
+
+-- Whoever loads begins, stages rows by COPY into load_row under numbers that begin_attempt() gives,
+-- each task its own, and commits with those numbers that count. What a task has staged that failed,
+-- was killed, or was run twice is in no commit; a commit that is repeated finds the name, and does
+-- nothing.
+
+create or replace function messages._check_load_owner(what text, name text, owner text)
+  returns void
+  language plpgsql
+  stable
+as $$
+begin
+  if messages._has_role(owner) or messages._has_role('notifyq_admin') then
+    return;
+  end if;
+  raise exception using
+    errcode = 'NQ035',
+    message = format('%s %L belongs to role %I', what, name, owner),
+    hint = 'take another name';
+end;
+$$;
+
+-- An error where the caller cannot publish there.
+create or replace function messages._check_target(queue text)
+  returns void
+  language plpgsql
+as $$
+declare
+  v_stream messages.stream;
+begin
+  select s.* into v_stream from messages.stream as s where s.name = _check_target.queue;
+  if found then
+    perform messages._check_events(v_stream, '{}', null);
+    return;
+  end if;
+  perform messages._queue(_check_target.queue);
+  if exists (select from messages.queue_grant) then
+    perform messages._check_access(_check_target.queue, 'publish into');
+  end if;
+end;
+$$;
+
+create or replace function messages.check_targets(queues text[])
+  returns void
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform messages._check_target(u.queue) from unnest(queues) as u (queue);
+end;
+$$;
+comment on function messages.check_targets(text[]) is
+  'See to it that whoever calls could publish into each of these queues and streams now. Raises '
+  'NQ001 for an unknown one, NQ007 for one without the right to, and NQ024 for a paused stream.';
+
+create or replace function messages.begin_load(name text, epoch bigint default null)
+  returns messages.load_report
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_load messages.load;
+  v_is_done boolean;
+begin
+  if begin_load.name is null or octet_length(begin_load.name) not between 1 and 200 then
+    perform messages._invalid('the name of a load must have 1 to 200 bytes');
+  end if;
+  insert into messages.load (name, owner) values (begin_load.name, messages._caller())
+  on conflict on constraint load_name_pk do nothing;
+  select l.* into v_load from messages.load as l where l.name = begin_load.name for update;
+  perform messages._check_load_owner('load', begin_load.name, v_load.owner);
+  v_is_done := v_load.committed_at is not null
+    and (begin_load.epoch is null or v_load.epoch is null or begin_load.epoch <= v_load.epoch);
+  update messages.load as l set used_at = clock_timestamp() where l.name = begin_load.name;
+  return (
+    v_load.name, v_load.epoch, not v_is_done, v_load.published, v_load.merged, v_load.committed_at
+  )::messages.load_report;
+end;
+$$;
+comment on function messages.begin_load(text, bigint) is
+  'Begin a load, or go on with one: is_new is false where it was published already, and there is '
+  'nothing to do. epoch numbers the parts of one that goes on, each larger than the one before. A '
+  'name is remembered for 400 days after its last use. Raises NQ003 for an impossible name, and '
+  'NQ035 for the load of another role.';
+
+create or replace function messages.begin_attempt(load text)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  -- At random, so that nobody else finds it.
+  v_id bigint := ('x' || left(replace(gen_random_uuid()::text, '-', ''), 16))::bit(64)::bigint;
+  v_owner text;
+begin
+  -- Not locked: all tasks begin at the same time.
+  select l.owner into v_owner from messages.load as l where l.name = begin_attempt.load;
+  if not found then
+    raise exception using
+      errcode = 'NQ035',
+      message = format('load %L was not begun', begin_attempt.load),
+      hint = 'messages.begin_load() begins it';
+  end if;
+  perform messages._check_load_owner('load', begin_attempt.load, v_owner);
+  insert into messages.load_attempt (id, load) values (v_id, begin_attempt.load);
+  return v_id;
+end;
+$$;
+comment on function messages.begin_attempt(text) is
+  'A number under which rows of this load may be copied into messages.load_row, at positions that '
+  'rise. They are kept until the load is committed or dropped, or a day has passed in which '
+  'nothing was begun for it. Raises NQ035 for a load that was not begun, or by another role.';
+
+create or replace function messages.commit_load(
+  name text,
+  attempts bigint[],
+  counts bigint[],
+  epoch bigint default null
+)
+  returns messages.load_report
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+#variable_conflict use_column
+declare
+  v_load messages.load;
+  v_rows bigint;
+  v_published bigint;
+begin
+  select l.* into v_load from messages.load as l where l.name = commit_load.name for update;
+  if not found then
+    raise exception using
+      errcode = 'NQ035',
+      message = format('load %L was not begun', commit_load.name),
+      hint = 'messages.begin_load() begins it';
+  end if;
+  perform messages._check_load_owner('load', commit_load.name, v_load.owner);
+  if v_load.committed_at is not null
+    and (commit_load.epoch is null or v_load.epoch is null or commit_load.epoch <= v_load.epoch)
+  then
+    return (
+      v_load.name, v_load.epoch, false, v_load.published, v_load.merged, v_load.committed_at
+    )::messages.load_report;
+  end if;
+  v_rows := messages._check_staged(commit_load.name, commit_load.attempts, commit_load.counts);
+  v_published := messages._publish_staged(commit_load.attempts);
+  delete from messages.load_attempt as t where t.load = commit_load.name;
+  update messages.load as l
+  set used_at = clock_timestamp(),
+    committed_at = clock_timestamp(),
+    epoch = commit_load.epoch,
+    published = l.published + v_published,
+    merged = l.merged + v_rows - v_published
+  where l.name = commit_load.name
+  returning l.* into v_load;
+  return (
+    v_load.name, v_load.epoch, true, v_load.published, v_load.merged, v_load.committed_at
+  )::messages.load_report;
+end;
+$$;
+comment on function messages.commit_load(text, bigint[], bigint[], bigint) is
+  'Publish what was staged under these numbers, in their order, all or nothing, with one bell for '
+  'each queue; counts says how many rows each must have. A load that was published already, or '
+  'whose epoch was, is left as it is, and is_new is false. published and merged add up over all '
+  'epochs. Raises NQ035 for a load that was not begun, or by another role, NQ036 where rows are '
+  'missing, as the server has crashed meanwhile, and what a publication raises: then nothing is '
+  'published, and load_rejects() tells which rows are to blame.';
+
+create or replace function messages.drop_attempts(load text, attempts bigint[])
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_dropped bigint;
+begin
+  perform messages._check_load_owner('load', l.name, l.owner)
+  from messages.load as l
+  where l.name = drop_attempts.load;
+  delete from messages.load_attempt as t
+  where t.load = drop_attempts.load
+    and t.id = any (drop_attempts.attempts);
+  get diagnostics v_dropped = row_count;
+  return v_dropped;
+end;
+$$;
+comment on function messages.drop_attempts(text, bigint[]) is
+  'Give up attempts of a load, whose rows the upkeep then removes; return how many there were. '
+  'Raises NQ035 for the load of another role.';
+
+-- Loads: which of their rows cannot be published, forgetting them, and their upkeep.
+
+-- Why these rows cannot be published, null where they can: it is tried, and undone.
+create or replace function messages._try_staged(attempt bigint, first bigint, last bigint)
+  returns text
+  language plpgsql
+  set enable_seqscan = off
+  set jit = off
+as $$
+declare
+  -- Others may try theirs at the same time.
+  v_trial bigint := (random() * 9e18)::bigint;
+begin
+  begin
+    insert into messages.load_row (
+      attempt, position, available_at, delay, priority, max_attempts, queue, message, type, key,
+      headers, dedup_key
+    )
+    select
+      v_trial, r.position, r.available_at, r.delay, r.priority, r.max_attempts, r.queue, r.message,
+      r.type, r.key, r.headers, r.dedup_key
+    from messages.load_row as r
+    where r.attempt = _try_staged.attempt
+      and r.position between _try_staged.first and _try_staged.last;
+    perform messages._publish_staged(array[v_trial]);
+    raise assert_failure;
+  exception
+    when assert_failure then
+      return null;
+    -- What is wrong with the row itself. Anything else ends the search.
+    when sqlstate 'NQ001' or sqlstate 'NQ003' or sqlstate 'NQ008' or sqlstate 'NQ030'
+      or data_exception or datatype_mismatch or integrity_constraint_violation
+    then
+      return sqlerrm;
+  end;
+end;
+$$;
+
+create or replace function messages.load_rejects(
+  load text,
+  attempts bigint[],
+  quantity integer default 1000000
+)
+  returns setof messages.load_reject
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set jit = off
+as $$
+#variable_conflict use_column
+declare
+  v_attempt bigint;
+  v_positions bigint[];
+  v_position bigint;
+  v_reason text;
+  v_found integer := 0;
+  v_row messages.load_row;
+begin
+  perform messages._check_quantity(load_rejects.quantity, 10000000);
+  perform messages._check_load_owner('load', l.name, l.owner)
+  from messages.load as l
+  where l.name = load_rejects.load;
+  for v_attempt in
+    select t.id
+    from unnest(load_rejects.attempts) with ordinality as u (id, number)
+    join messages.load_attempt as t on t.id = u.id and t.load = load_rejects.load
+    order by u.number
+  loop
+    v_position := -1;
+    loop
+      v_positions := array(
+        select r.position from messages.load_row as r
+        where r.attempt = v_attempt and r.position > v_position
+        order by r.position
+        limit 100
+      );
+      exit when v_positions = '{}';
+      v_position := v_positions[cardinality(v_positions)];
+      continue when messages._try_staged(v_attempt, v_positions[1], v_position) is null;
+      for v_row in
+        select r.* from messages.load_row as r
+        where r.attempt = v_attempt
+          and r.position between v_positions[1] and v_position
+        order by r.position
+      loop
+        v_reason := messages._try_staged(v_attempt, v_row.position, v_row.position);
+        continue when v_reason is null;
+        delete from messages.load_row as r
+        where r.attempt = v_attempt
+          and r.position = v_row.position;
+        return next (
+          v_attempt, v_row.position, v_row.queue, v_row.message, v_reason
+        )::messages.load_reject;
+        v_found := v_found + 1;
+        if v_found >= load_rejects.quantity then
+          return;
+        end if;
+      end loop;
+    end loop;
+  end loop;
+end;
+$$;
+comment on function messages.load_rejects(text, bigint[], integer) is
+  'Take out up to quantity of the rows that were staged under these numbers and cannot be '
+  'published, and return them with the reason: commit what is left, or roll back to only see '
+  'them. It takes about as long as the publication. A queue that is full or must not be '
+  'published into is no fault of a row: that is raised.';
+
+create or replace function messages.drop_load(name text)
+  returns boolean
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform messages._check_load_owner('load', l.name, l.owner)
+  from messages.load as l
+  where l.name = drop_load.name;
+  delete from messages.load_attempt as t where t.load = drop_load.name;
+  delete from messages.load as l where l.name = drop_load.name;
+  return found;
+end;
+$$;
+comment on function messages.drop_load(text) is
+  'Forget a load: what it has staged goes, what it has published stays, and its name may be used '
+  'again. False: there is none. Raises NQ035 for the load of another role.';
+
+-- Remove up to quantity staged rows that no open load has.
+create or replace function messages._sweep_loads(quantity bigint)
+  returns bigint
+  language plpgsql
+  set enable_seqscan = off
+  set enable_sort = off
+  set jit = off
+  set lock_timeout = '50ms'
+as $$
+declare
+  v_day timestamptz := clock_timestamp() - interval '1 day';
+  v_attempt bigint := -9223372036854775808;
+  v_removed bigint := 0::bigint;
+  v_rows bigint;
+begin
+  delete from messages.load_attempt as t
+  where t.begun_at < v_day
+    and not exists (
+      select from messages.load_attempt as o where o.load = t.load and o.begun_at >= v_day
+    );
+  if not exists (select from messages.load_row as r order by r.attempt limit 1) then
+    return 0::bigint;
+  end if;
+  if not exists (select from messages.load_attempt) then
+    -- All at once, if nobody begins one meanwhile.
+    begin
+      lock table messages.load_attempt in share row exclusive mode;
+      if not exists (select from messages.load_attempt) then
+        truncate messages.load_row;
+        return quantity;
+      end if;
+    exception
+      when lock_not_available or deadlock_detected then null;
+    end;
+  end if;
+  -- From one attempt to the next in the index.
+  loop
+    v_attempt := (
+      select r.attempt from messages.load_row as r
+      where r.attempt > v_attempt
+      order by r.attempt
+      limit 1
+    );
+    exit when v_attempt is null or v_removed >= quantity;
+    continue when exists (select from messages.load_attempt as t where t.id = v_attempt);
+    delete from messages.load_row as r
+    where r.attempt = v_attempt
+      and r.position = any (array(
+        select o.position from messages.load_row as o
+        where o.attempt = v_attempt
+        order by o.position
+        limit _sweep_loads.quantity - v_removed
+      ));
+    get diagnostics v_rows = row_count;
+    v_removed := v_removed + v_rows;
+  end loop;
+  return v_removed;
+end;
+$$;

@@ -1,0 +1,184 @@
+-- Relay: the side of the database that messages leave. See transfer/receive.sql for the other one.
+--
+-- A relay claims here, has the messages received there with a receipt for each, and finishes them
+-- here. Whichever step it dies behind, another one claims them again, and what has a receipt is
+-- only finished. A message is told by its id and the instant when it was made, so one that a
+-- restored backup brings back is known, and a new one that got the same id is not.
+--
+-- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
+
+create or replace function messages._relay_self()
+  returns uuid
+  language plpgsql
+as $$
+begin
+  if not exists (select from messages.relay_self) then
+    insert into messages.relay_self default values on conflict do nothing;
+  end if;
+  return (select s.name from messages.relay_self as s);
+end;
+$$;
+
+create or replace function messages.relay_source()
+  returns text
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return messages._relay_self()::text;
+end;
+$$;
+comment on function messages.relay_source() is
+  'The name under which the receipts for messages of this database are kept elsewhere. It stays '
+  'the same through dump and restore. Who knows it could forge receipts: so it is for workers '
+  'only.';
+
+create or replace function messages.relay_target()
+  returns text
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  return md5(messages._relay_self()::text);
+end;
+$$;
+comment on function messages.relay_target() is
+  'The name under which other databases keep what this one has received last; see relay_marks(). '
+  'It stays the same through dump and restore.';
+
+create or replace function messages.relay_claim(
+  queues text[],
+  quantity integer,
+  lock_timeout interval,
+  worker text,
+  filter jsonpath default null,
+  thorough boolean default false
+)
+  returns setof messages.message
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_message messages.message;
+begin
+  perform messages._check_given('queues', relay_claim.queues is not null);
+  for v_message in
+    select c.*
+    from messages.claim(
+      relay_claim.queues, relay_claim.quantity, relay_claim.lock_timeout, relay_claim.worker,
+      relay_claim.filter, relay_claim.thorough,
+      array_fill(1000, array[cardinality(relay_claim.queues)])
+    ) as c
+  loop
+    -- Its own limit is for its handler, whom a relay that dies has not called.
+    if v_message.max_attempts is not null then
+      update messages.message as m set handler_attempts = -1000 where m.id = v_message.id;
+    end if;
+    return next v_message;
+  end loop;
+end;
+$$;
+comment on function messages.relay_claim(text[], integer, interval, text, jsonpath, boolean) is
+  'Claim as claim() does, for a relay: one that dies again and again uses up no attempts that a '
+  'message, its queue or its handler allows. Raises NQ001 and NQ007 as claim() does.';
+
+create or replace function messages.relay_finish(
+  target text,
+  source text,
+  place text,
+  ids bigint[],
+  lock_tokens bigint[],
+  created bigint[],
+  statuses messages.message_status[],
+  details text[] default null,
+  results jsonb[] default null
+)
+  returns setof bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+  set enable_seqscan = off
+  set enable_bitmapscan = off
+  set jit = off
+as $$
+declare
+  v_ids bigint[];
+begin
+  if relay_finish.place is not null then
+    insert into messages.relay_mark as k (target, source, place)
+    values (relay_finish.target, relay_finish.source, relay_finish.place)
+    on conflict on constraint relay_mark_target_source_place_pk
+    do update set noted_at = excluded.noted_at;
+  end if;
+  -- A database that was restored meanwhile may have given the id and the token to another message.
+  v_ids := array(
+    select (
+      select m.id
+      from messages.message as m
+      where m.id = u.id
+        and case
+          when isfinite(m.created_at) then (extract(epoch from m.created_at) * 1000000)::bigint
+          else 0 end = u.created
+    )
+    from unnest(relay_finish.ids, relay_finish.created) with ordinality as u (id, created, position)
+    order by u.position
+  );
+  return query
+  select f.id
+  from messages.finish_many(
+    v_ids, relay_finish.lock_tokens, relay_finish.statuses, relay_finish.details,
+    relay_finish.results
+  ) as f (id);
+end;
+$$;
+comment on function messages.relay_finish(
+  text, text, text, bigint[], bigint[], bigint[], messages.message_status[], text[], jsonb[]
+) is
+  'Finish messages that a target has received, as finish_many() does, and note that it has: place '
+  'is the receipt of the last one, null if there is none. created has the instants when they were '
+  'made, in microseconds since 1970. Returns the ids that were still held.';
+
+create or replace function messages.relay_marks(target text, source text, within interval)
+  returns setof text
+  language plpgsql
+  stable
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+begin
+  perform messages._check_duration('within', relay_marks.within);
+  return query
+  select k.place
+  from messages.relay_mark as k
+  where k.target = relay_marks.target
+    and k.source = relay_marks.source
+    and k.noted_at > now() - relay_marks.within;
+end;
+$$;
+comment on function messages.relay_marks(text, text, interval) is
+  'The places of messages that the target has received last, not longer ago than within: it must '
+  'have their receipts, else it was restored to a state before.';
+
+create or replace function messages.relay_forget(target text)
+  returns bigint
+  language plpgsql
+  security definer
+  set search_path = pg_catalog, messages, pg_temp
+as $$
+declare
+  v_count bigint;
+begin
+  delete from messages.relay_mark as k where k.target = relay_forget.target;
+  get diagnostics v_count = row_count;
+  return v_count;
+end;
+$$;
+comment on function messages.relay_forget(text) is
+  'Forget what the target has received last, as it was restored and is taken as it is. Returns how '
+  'many marks there were.';

@@ -1,0 +1,1 @@
+"""Finished messages: read, follow and export them."""

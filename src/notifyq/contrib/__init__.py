@@ -1,0 +1,1 @@
+"""Adapters to other libraries: each is optional, and built on the public names."""

@@ -1,0 +1,294 @@
+"""Connections: how they are made, pooled, tried again, and how their errors become ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import asyncpg
+
+from notifyq.config import DatabaseSettings, masked, require_dsn
+from notifyq.database.connect import Route
+from notifyq.database.retry import is_lost, is_misfit, is_passing, retrying
+from notifyq.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    NotifyqError,
+    SchemaError,
+    SchemaMissingError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from typing import TypeAlias
+
+    from asyncpg.pool import PoolConnectionProxy
+
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+    # What a caller's open transaction runs on: a connection of its own, or one of a pool.
+    AnyConnection: TypeAlias = Connection | PoolConnectionProxy[asyncpg.Record]
+
+log = logging.getLogger("notifyq.database")
+
+
+def explained(error: BaseException, dsn: str) -> NotifyqError | None:
+    """Our error for a foreign one, or None where it is not ours to explain."""
+    where = masked(dsn)
+    match error:
+        case NotifyqError():
+            return error
+        case asyncpg.InvalidPasswordError() | asyncpg.InvalidAuthorizationSpecificationError():
+            return AccessDeniedError(f"{error}: check user and password of {where}")
+        case asyncpg.InvalidCatalogNameError():
+            return DatabaseUnavailableError(f"{error}: create it, or correct {where}")
+        case asyncpg.InsufficientPrivilegeError():
+            return AccessDeniedError(
+                f"{error}: ask the owner for one of the roles notifyq_publisher, notifyq_worker, "
+                "notifyq_reader, notifyq_admin"
+            )
+        case asyncpg.InvalidSchemaNameError():
+            return SchemaMissingError(f"{error}: install the schema with `notifyq init`")
+        case _ if is_misfit(error):
+            return _misfit(error)
+        case asyncpg.ClientConfigurationError() | ssl.SSLCertVerificationError():
+            return ConfigurationError(f"the DSN {where} cannot be used: {error}")
+        case _:
+            return _unavailable(error, where) if is_passing(error) else None
+
+
+def _misfit(error: BaseException) -> SchemaError:
+    reason = f"{error}: the schema in the database and this package do not fit: "
+    if isinstance(error, asyncpg.InterfaceError):
+        return SchemaError(f"{reason}run `notifyq migrate`, or install the package that fits")
+    return SchemaMissingError(f"{reason}run `notifyq migrate`, or `notifyq init` in a new database")
+
+
+def _unavailable(error: BaseException, where: str) -> DatabaseUnavailableError:
+    # Of a DSN that was misread, the host and the port in the error may be parts of its password.
+    is_misread = where.startswith("(")
+    reason = type(error).__name__ if is_misread else str(error) or type(error).__name__
+    if is_lost(error):
+        return DatabaseUnavailableError(
+            f"no connection to {where}: {reason}: is the server running?"
+        )
+    return DatabaseUnavailableError(f"{where} cannot do it now: {reason}: try again later")
+
+
+@contextlib.contextmanager
+def explaining(dsn: str) -> Iterator[None]:
+    """Raise our errors in place of asyncpg's and the system's; the one place that translates."""
+    try:
+        yield
+    except (
+        asyncpg.PostgresError,
+        asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
+        OSError,
+    ) as error:
+        ours = explained(error, dsn)
+        if ours is None or isinstance(error, NotifyqError):
+            raise
+        raise ours from error
+
+
+async def connect(
+    dsn: str, *, name: str = "notifyq", timeout: float = 10, route: Route | None = None
+) -> Connection:
+    """Open one connection; `name` is what pg_stat_activity shows.
+
+    A `route` remembers for the next one what was found out about the way.
+    """
+    route = route or Route(dsn, name=name, timeout=timeout)
+    if not dsn.startswith(("postgres://", "postgresql://")):
+        raise _unusable(dsn)
+    with explaining(dsn):
+        try:
+            return await route.connect(asyncpg.Connection)
+        except (asyncpg.ClientConfigurationError, OSError):
+            raise  # a certificate that is not trusted is a ValueError, too
+        except (ValueError, OverflowError):  # what asyncpg says to ports and hosts
+            # What they say may quote a part of the DSN that was not meant as a port.
+            raise _unusable(dsn) from None
+
+
+def _unusable(dsn: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the DSN {masked(dsn)!r} cannot be used: "
+        "it must look like postgresql://user:password@host:5432/database"
+    )
+
+
+class Calls(Protocol):
+    """What answers calls: a database, or one transaction of it."""
+
+    async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
+        """Run a call and return its rows."""
+
+    async def value(self, statement: str, *args: Any) -> Any:
+        """Run a call and return its one value."""
+
+
+class _Pooled(asyncpg.Connection):
+    """A connection that is reset when it comes back from a user, and only then.
+
+    Our own calls leave nothing behind, and a reset would double their round trips. What functions
+    of ours keep in the session, for the next call on it, is meant to stay.
+    """
+
+    is_lent = False
+    is_shared = False
+    """Whether a pooler lends its session: then it is not ours to reset."""
+
+    def lend(self) -> None:
+        self.is_lent = True
+
+    async def reset(self, *, timeout: float | None = None) -> None:
+        if self.is_lent:
+            await super().reset(timeout=timeout)
+            self.is_lent = False
+
+    def get_reset_query(self) -> str:
+        return "" if self.is_shared else str(super().get_reset_query())
+
+
+class Database:
+    """A pool of connections that answers calls, trying again while a lost server comes back."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        listen_dsn: str | None = None,
+        settings: DatabaseSettings | None = None,
+        name: str = "notifyq",
+    ) -> None:
+        require_dsn(dsn)
+        if listen_dsn is not None:
+            require_dsn(listen_dsn, "the listen DSN")
+        self.dsn = dsn
+        self.listen_dsn = listen_dsn or dsn
+        """Where to listen: the same database, without a pooler in between."""
+        self.settings = settings or DatabaseSettings.load()
+        self.name = name
+        self._route = Route(
+            dsn,
+            name=name,
+            timeout=self.settings.connect_timeout.total_seconds(),
+            prepared=self.settings.prepared_statements,
+        )
+        self._pool: Pool | None = None
+        self._users = 0
+        self._opening = asyncio.Lock()
+        self._lanes: weakref.WeakSet[Database] = weakref.WeakSet()
+
+    def __repr__(self) -> str:
+        return f"Database({masked(self.dsn)!r})"
+
+    async def __aenter__(self) -> Database:
+        await self.open()
+        self._users += 1
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._users -= 1
+        if self._users == 0:  # workers of one process share it
+            await self.close()
+
+    async def open(self) -> Pool:
+        """Connect, once; a server that is not there is an error at once."""
+        async with self._opening:
+            if self._pool is None:
+                # A single connection first: its errors are about this DSN, a pool's are not.
+                await (await connect(self.dsn, route=self._route)).close()
+                with explaining(self.dsn):
+                    self._pool = await asyncpg.create_pool(
+                        # None that the pool would restore by itself: it logs each try that fails.
+                        min_size=0,
+                        max_size=self.settings.pool_size,
+                        command_timeout=self.settings.command_timeout.total_seconds(),
+                        connection_class=_Pooled,
+                        connect=cast("Any", self._connect),  # with fewer options than its own
+                    )
+            return self._pool
+
+    async def _connect(
+        self, _dsn: None, *, connection_class: type[_Pooled], **options: Any
+    ) -> _Pooled:
+        connection = await self._route.connect(connection_class, **options)
+        connection.is_shared = self._route.way is not None and self._route.way.is_pooled
+        return connection
+
+    def lane(self, size: int = 1) -> Database:
+        """One more connection to the same server, or more: all calls over one share its session.
+
+        It is opened by the first call, replaced if it is lost, and closed with this object.
+        """
+        settings = self.settings.model_copy(update={"pool_size": size})
+        lane = Database(self.dsn, listen_dsn=self.listen_dsn, settings=settings, name=self.name)
+        lane._route.way = self._route.way
+        self._lanes.add(lane)
+        return lane
+
+    async def close(self) -> None:
+        """Close the pool and the lanes; calls that still run get a few seconds."""
+        await asyncio.gather(self._close_pool(), *(lane.close() for lane in self._lanes))
+
+    async def _close_pool(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            try:
+                async with asyncio.timeout(5):
+                    await pool.close()
+            except TimeoutError:
+                pool.terminate()
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[AnyConnection]:
+        """Borrow a connection of the pool, for a transaction or a COPY."""
+        pool = await self.open()
+        with explaining(self.dsn):
+            async with pool.acquire() as connection:
+                cast("_Pooled", connection).lend()
+                yield connection
+
+    async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
+        """Run a call once and return its rows."""
+        with explaining(self.dsn):
+            return cast("list[asyncpg.Record]", await self._ask("fetch", statement, *args))
+
+    async def value(self, statement: str, *args: Any) -> Any:
+        """Run a call once and return its one value."""
+        with explaining(self.dsn):
+            return await self._ask("fetchval", statement, *args)
+
+    async def persist(
+        self, statement: str, *args: Any, retried: Callable[[], None] | None = None
+    ) -> list[asyncpg.Record]:
+        """Run a call that is safe to repeat until it is through, or the retries are used up.
+
+        `retried` is called before each repetition: the call before may have taken effect.
+        """
+        what = f"a call to {masked(self.dsn)}"
+        with explaining(self.dsn):
+            async for attempt in retrying(what, log, self.settings.retry_for):
+                with attempt:
+                    if retried is not None and attempt.retry_state.attempt_number > 1:
+                        retried()
+                    return cast("list[asyncpg.Record]", await self._ask("fetch", statement, *args))
+        raise AssertionError  # tenacity returns or raises; this line tells the type checker
+
+    async def _ask(self, method: str, statement: str, *args: Any) -> Any:
+        # Opened for each call: another user of this object may have closed the pool.
+        pool = await self.open()
+        try:
+            return await getattr(pool, method)(statement, *args)
+        except asyncpg.ReadOnlySQLTransactionError:
+            # The primary of before is none any more, and may never close a connection by itself.
+            await pool.expire_connections()
+            raise

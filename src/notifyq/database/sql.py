@@ -1,0 +1,304 @@
+"""Every statement that notifyq sends, but for those of locks.py.
+
+Behaviour lives in the functions of schema messages.
+"""
+
+from typing import Final
+
+SCHEMA_VERSION = 13
+"""The version of the schema that these calls need."""
+
+VERSION = "select messages.version()"
+SERVES = "select messages.serves()"
+
+# JSON goes over as text: a caller's connection may have a codec of its own for jsonb.
+PUBLISH = """
+select messages.publish(
+  queue => $1, message => $2::text::jsonb, priority => $3, delay => $4, available_at => $5,
+  type => $6, headers => $7::text::jsonb, dedup_key => $8, key => $9, max_attempts => $10,
+  dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
+  on_failure => $15)
+"""
+# A transaction that waits for the source of its stream is not one that was forgotten.
+PATIENCE = "set local idle_in_transaction_session_timeout = 0"
+# A handler may take its time, and may have statements that take theirs. Where its host dies without
+# a word, its transaction must not hold back vacuum for two hours.
+TRANSACTION = """
+select set_config('idle_in_transaction_session_timeout', '0', true),
+  set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
+  set_config('tcp_keepalives_count', '3', true)
+"""
+PUBLISH_MANY = """
+select messages.publish_many(
+  queue => $1, messages => $2::text[]::jsonb[], priority => $3, delay => $4, available_at => $5,
+  type => $6, headers => $7::text::jsonb, dedup_keys => $8, keys => $9, max_attempts => $10,
+  dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
+  on_failure => $15)
+"""
+
+CLAIM = """
+select * from messages.claim(
+  queues => $1, quantity => $2, lock_timeout => $3, worker => $4, filter => $5::jsonpath,
+  thorough => $6, max_attempts => $7, filters => $8::text[]::jsonpath[])
+"""
+FINISH_MANY = """
+select messages.finish_many(
+  ids => $1, lock_tokens => $2, statuses => $3::messages.message_status[], details => $4,
+  results => $5::text[]::jsonb[])
+"""
+RETRY_MANY = """
+select * from messages.retry_many(
+  ids => $1, lock_tokens => $2, delays => $3, details => $4,
+  statuses => $5::messages.message_status[], error_types => $6, errors => $7, tracebacks => $8,
+  give_ups => $9)
+"""
+ATTEND = "select messages.attend(queue => $1, eager => false)"
+UNATTEND = "select messages.unattend(queues => $1)::text"
+SETTLED = "select messages.settled(number => $1::text::xid8)"
+WATCH = "select messages.watch(queues => $1)"
+UNWATCH = "select messages.unwatch(queues => $1, held => $2)"
+NEXT_DUE = "select messages.next_due(queues => $1, since => $2)"
+DRY_FOR = "select messages.token_in(queues => $1, since => $2)"
+SUMMON = "select messages.summon(queues => $1, always => $2)"
+RELEASE_MANY = "select messages.release_many(ids => $1, lock_tokens => $2)"
+RELEASE_ORPHANS = "select messages.release_orphans(worker => $1, known => $2)"
+EXTEND_MANY = "select messages.extend_many(ids => $1, lock_tokens => $2, lock_timeout => $3)"
+CANCEL = "select messages.cancel(id => $1)"
+
+CREATE_QUEUE = """
+select messages.create_queue(
+  name => $1, lock_timeout => $2, max_attempts => $3, backoff => $4, backoff_max => $5,
+  bell => $6, retention => $7, max_bytes => $8, concurrency => $9, key_concurrency => $10,
+  rate => $11, rate_period => $12, rate_burst => $13, key_rate => $14, key_rate_period => $15,
+  key_rate_burst => $16, ordered => $17, fair => $18, capacity => $19, overflow => $20,
+  durable => $21, payload_type => $22::text::regtype, payload_schema => $23,
+  retention_dead => $24)
+"""
+ALTER_QUEUE = """
+select messages.alter_queue(
+  name => $1, lock_timeout => $2, max_attempts => $3, backoff => $4, backoff_max => $5,
+  bell => $6, retention => $7, max_bytes => $8, concurrency => $9, key_concurrency => $10,
+  rate => $11, rate_period => $12, rate_burst => $13, key_rate => $14, key_rate_period => $15,
+  key_rate_burst => $16, ordered => $17, fair => $18, capacity => $19, overflow => $20,
+  durable => $21, payload_type => $22::text::regtype, payload_schema => $23,
+  retention_dead => $24)
+"""
+DROP_QUEUE = "select messages.drop_queue(name => $1, force => $2)"
+PAUSE_QUEUE = "select messages.pause_queue(name => $1)"
+RESUME_QUEUE = "select messages.resume_queue(name => $1)"
+GRANT_QUEUE = "select messages.grant_queue(queue => $1, role => $2, publish => $3, consume => $4)"
+REVOKE_QUEUE = "select messages.revoke_queue(queue => $1, role => $2)"
+QUEUE_GRANTS = "select * from messages.queue_grants(queue => $1)"
+SET_SHARE = "select messages.set_share(queue => $1, key => $2, weight => $3)"
+QUEUE_SHARES = "select * from messages.queue_shares(queue => $1)"
+QUEUE_INFO = "select * from messages.queue_info(queue => $1)"
+
+SCHEDULE = """
+select messages.schedule(
+  name => $1, cron => $2, queue => $3, message => $4::text::jsonb, timezone => $5, type => $6,
+  headers => $7::text::jsonb, priority => $8, key => $9, max_attempts => $10, jitter => $11,
+  overlap => $12, backfill => $13, grace => $14)
+"""
+UNSCHEDULE = "select messages.unschedule(name => $1)"
+ENABLE_SCHEDULE = "select messages.enable_schedule(name => $1)"
+DISABLE_SCHEDULE = "select messages.disable_schedule(name => $1)"
+RUN_SCHEDULE = "select messages.run_schedule(name => $1)"
+SCHEDULE_INFO = "select * from messages.schedule_info(name => $1)"
+CRON_NEXT = "select messages.cron_next(cron => $1, timezone => $2, later_than => $3)"
+
+# With the versions: a worker learns from its upkeep that the schema has become another one. What
+# is due by a schedule need not wait until another session has done with the upkeep; the left side
+# of a join without a condition comes first.
+MAINTAIN = """
+select messages.version() as version, messages.serves() as serves, f.fired,
+  messages.next_schedule() as next_schedule, m.*
+from messages.fire_schedules() as f (fired)
+left join messages.maintain() as m on true
+"""
+FIRE_SCHEDULES = """
+select f.fired, messages.next_schedule() as next_schedule
+from messages.fire_schedules() as f (fired)
+"""
+DIAGNOSE = "select * from messages.diagnose()"
+
+MESSAGE_LIST = """
+select * from messages.message_list(
+  queue => $1, state => $2::messages.message_state, quantity => $3)
+"""
+MESSAGE_FIND = "select * from messages.message_find(id => $1)"
+ARCHIVE_LIST = """
+select * from messages.archive_list(
+  queue => $1, status => $2::messages.message_status, quantity => $3, since => $4)
+"""
+ARCHIVE_FIND = "select * from messages.archive_find(id => $1)"
+RESULT = "select r.* from messages.result(id => $1) as r"
+AWAIT_RESULT = "select r.* from messages.await_result(id => $1) as r"
+DEPENDENCIES = "select r.* from messages.dependencies(id => $1) as r"
+UNBLOCK = "select messages.unblock(id => $1)"
+ATTEMPTS = "select * from messages.attempts(id => $1)"
+ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
+
+DEAD_LIST = "select * from messages.dead_list($1, $2, $3, subscriber => $4)"
+DEAD_COUNT = "select messages.dead_count(queue => $1, subscriber => $2)"
+DEAD_RETRY = "select messages.dead_retry(variadic ids => $1::bigint[])"
+DEAD_DELETE = "select messages.dead_delete(variadic ids => $1::bigint[])"
+REDRIVE = "select messages.redrive($1, $2::messages.message_status, $3, $4, $5, $6)"
+RING = "select true from pg_notify($1, '')"
+KEEP_ALIVE = """
+select a.pid, a.backend_start, set_config('tcp_keepalives_idle', '10', false),
+  set_config('tcp_keepalives_interval', '5', false), set_config('tcp_keepalives_count', '3', false)
+from pg_stat_activity as a
+where a.pid = pg_backend_pid()
+"""
+END_SESSION = """
+select pg_terminate_backend(a.pid)
+from pg_stat_activity as a
+where a.pid = $1
+  and a.backend_start = $2
+"""
+RUN_BROKER = "call messages.run_broker(idle => interval '0')"
+KEEP_PLACE = "select pg_try_advisory_lock(hashtextextended(session_user, 7305427011))"
+WANT_BROKER = "select messages.want_broker(role => session_user, wanted => true)"
+BROKER_OF = "select session_user::text as role, current_database()::text as database"
+BROKER_STATUS = "select * from messages.status_broker()"
+STOP_BROKER = "select messages.stop_broker(patience => $1)"
+NUMBER = "select pg_current_xact_id()::text"
+POSITION = "select messages.current_position()"
+SNAPSHOT_OF = "select messages.snapshot_of($1)"
+KNOWN_POSITION = "select messages.known_position($1)"
+# One statement, hence one snapshot: what is read and where the next look begins belong together.
+DEAD_SINCE = """
+select messages.current_position() as position, d.*
+from (select) as once
+left join messages.dead_since(seen => messages.snapshot_of($1), queue => $2) as d on true
+"""
+# A snapshot in which nothing is visible.
+DEAD_FROM = """
+select messages.current_position() as position, d.*
+from (select) as once
+left join messages.dead_since(seen => '1:1:', queue => $2) as d on d.archived_at >= $1
+"""
+RECEIVE = "select * from messages.receive(source => $1, messages => $2::text::jsonb)"
+# One row of arrays: nothing needs to be decoded that only goes on to another database.
+RELAY_CLAIM = """
+select array_agg(c.id) as ids, array_agg(c.lock_token) as tokens, array_agg(b.us) as created,
+  array_agg(c.queue) as queues, array_agg(c.message::text) as messages,
+  array_agg(c.priority) as priorities, array_agg(c.type) as types,
+  array_agg(c.headers::text) as headers, array_agg(c.key) as keys,
+  array_agg(coalesce(c.dedup_key, c.given_up_key)) as dedup_keys,
+  array_agg(c.dedup_scope) as dedup_scopes, array_agg(c.max_attempts) as max_attempts,
+  array_agg(c.attempts) as attempts, max(b.age) as age
+from (select r.* from messages.relay_claim(queues => $1, quantity => $2, lock_timeout => $3,
+  worker => $4, filter => $5::jsonpath, thorough => $6) as r order by r.id) as c,
+  lateral (select
+    case when isfinite(c.created_at) then (extract(epoch from c.created_at) * 1000000)::bigint
+      else 0 end as us,
+    case when isfinite(c.available_at) then
+      extract(epoch from clock_timestamp() - c.available_at)::float8 end as age) as b
+"""
+RELAY_FINISH = """
+select messages.relay_finish(
+  target => $1, source => $2, place => $3, ids => $4, lock_tokens => $5, created => $6,
+  statuses => $7::messages.message_status[], details => $8, results => $9::text[]::jsonb[])
+"""
+RELAY_SOURCE = "select messages.relay_source()"
+RELAY_TARGET = "select messages.relay_target()"
+RELAY_MARKS = "select messages.relay_marks(target => $1, source => $2, within => $3)"
+RELAY_FORGET = "select messages.relay_forget(target => $1)"
+RECEIVE_MANY = """
+select r.* from messages.receive_many(source => $1, places => $2, queues => $3,
+  messages => $4::text[]::jsonb[], priorities => $5, types => $6, headers => $7::text[]::jsonb[],
+  keys => $8, dedup_keys => $9, dedup_scopes => $10, max_attempts => $11, after => $12,
+  remember => $13) as r
+"""
+IS_FOREIGN = "select messages._is_foreign(messages._here())"
+ADOPT = "select messages.adopt()"
+
+CREATE_STREAM = """
+select messages.create_stream(
+  name => $1, payload_type => $2::text::regtype, payload_schema => $3::text::jsonb,
+  durable => coalesce($4, true), retention => coalesce($5, interval '1 hour'), max_lag => $6,
+  max_events => $7, bell => coalesce($8, 'auto'), max_bytes => coalesce($9, 1048576))
+"""
+ALTER_STREAM = """
+select messages.alter_stream(
+  name => $1, payload_type => $2::text::regtype, payload_schema => $3::text::jsonb,
+  retention => $4, max_lag => $5, max_events => $6, bell => $7, max_bytes => $8)
+"""
+DROP_STREAM = "select messages.drop_stream(name => $1, force => $2)"
+PAUSE_STREAM = "select messages.pause_stream(name => $1)"
+RESUME_STREAM = "select messages.resume_stream(name => $1)"
+STREAM_INFO = "select * from messages.stream_info(stream => $1)"
+SUBSCRIBE = "select messages.subscribe(stream => $1, subscriber => $2, place => $3)"
+UNSUBSCRIBE = "select messages.unsubscribe(stream => $1, subscriber => $2)"
+FORWARD = "select messages.forward($1, $2, $3, place => $4, filter => $5::text::jsonpath)"
+UNFORWARD = "select messages.unforward(stream => $1, subscriber => $2, keep => $3)"
+FORWARDS = "select * from messages.forwards(stream => $1)"
+SEEK = "select messages.seek(stream => $1, subscriber => $2, place => $3)"
+TICK = "select messages.tick(stream => $1)"
+SUBSCRIPTION_INFO = "select * from messages.subscription_info(stream => $1, subscriber => $2)"
+NEXT_BATCH = "select messages.next_batch($1, $2, quantity => $3, member => $4, takeover => $5)"
+# In one round trip. The offset keeps the events of no batch from being asked for.
+NEXT_EVENTS = """
+select b.id as batch, e.*
+from messages.next_batch($1, $2, quantity => $3, member => $4, takeover => $5) as b (id)
+left join lateral (
+  select v.* from messages.batch_events(batch => b.id) as v where b.id is not null offset 0
+) as e on true
+"""
+# It outlives its transaction, so that none is open while somebody works on what was fetched.
+HOLD_EVENTS = """
+declare notifyq_events cursor with hold for select * from messages.batch_events(batch => $1)
+"""
+FETCH_EVENTS = "fetch 1000 from notifyq_events"
+CLOSE_EVENTS = "close notifyq_events"
+RETRY_EVENT = "select messages.retry_event(batch => $1, event => $2, delay => $3, reason => $4)"
+FAIL_EVENT = "select messages.fail_event(batch => $1, event => $2, reason => $3)"
+RETRY_EVENTS = """
+select messages.retry_event(batch => $1, event => u.event, delay => u.delay, reason => u.reason)
+from unnest($2::bigint[], $3::interval[], $4::text[]) as u (event, delay, reason)
+"""
+FAIL_EVENTS = """
+select messages.fail_event(batch => $1, event => u.event, reason => u.reason)
+from unnest($2::bigint[], $3::text[]) as u (event, reason)
+"""
+FINISH_BATCH = "select messages.finish_batch(batch => $1)"
+LEAVE_BATCH = "select messages.leave_batch(batch => $1)"
+RECOVER_BATCH = """
+select messages.recover_batch($1, $2, max_attempts => $3, member => $4, keeps_order => $5)
+"""
+NEXT_RETRY = "select messages.next_retry(stream => $1, subscriber => $2)"
+# One statement, hence one snapshot: what is read and where the next look begins belong together.
+EVENTS_SINCE = """
+select messages.current_position() as position, e.*
+from (select) as once
+left join messages.events_since(stream => $2, seen => messages.snapshot_of($1)) as e on true
+"""
+ATTEND_STREAM = "select messages.attend_stream(stream => $1, eager => false)"
+UNATTEND_STREAMS = "select messages.unattend_streams(streams => $1)::text"
+RING_STREAMS = "select true from unnest($1::text[]) as u (name), pg_notify('new_event', u.name)"
+PAYLOAD_SCHEMA = "select messages.payload_schema(queue => $1)"
+LAKES = "select l.*, clock_timestamp() - l.exported_at as idle from messages.lakes() as l"
+
+NEW_EVENT = "new_event"
+NEW_MESSAGE = "new_message"
+DEAD_MESSAGE = "dead_message"
+FINISHED_MESSAGE = "finished_message"
+
+SESSION = """
+select count(*)
+from pg_stat_activity as a
+where a.application_name = $1
+  and a.datname = current_database()
+  and a.client_addr is not distinct from inet_client_addr()
+"""
+
+
+NOTE_WORKER: Final = """
+select messages.note_worker(
+  worker => $1, queues => $2, streams => $3, concurrency => $4, running => $5,
+  is_stopping => $6, host => $7, pid => $8, version => $9)
+"""
+
+
+FORGET_WORKER: Final = "select messages.forget_worker(worker => $1)"

@@ -1,7 +1,0 @@
-"""Look at a database, a server and the way to them, and say what is wrong and what to do."""
-
-from notifyq.doctor.examination import CHECKS, examine
-from notifyq.doctor.finding import Finding, Fix, Level
-from notifyq.doctor.mending import mend, steps
-
-__all__ = ["CHECKS", "Finding", "Fix", "Level", "examine", "mend", "steps"]

@@ -1,0 +1,1 @@
+"""One call of a handler, from a locked row to an outcome."""

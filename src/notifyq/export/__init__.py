@@ -1,8 +1,0 @@
-"""The archive into files, without a lake and without Spark: Parquet, CSV or JSON lines."""
-
-from __future__ import annotations
-
-from notifyq.export.choice import ExportChoice, Format
-from notifyq.export.run import ExportedArchive, export_archive
-
-__all__ = ["ExportChoice", "ExportedArchive", "Format", "export_archive"]

@@ -1,0 +1,79 @@
+"""`@app.cron`: a function, the queue that it handles, and the schedule that publishes into it."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, Unpack
+
+from notifyq.errors import ConfigurationError
+from notifyq.handlers.handler import Handler
+from notifyq.handlers.registry import HandlerOptions, make_handler
+from notifyq.models.payload import encode
+from notifyq.queues.schedules import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from notifyq.handlers.handler import Publishing
+    from notifyq.handlers.registry import Registry
+    from notifyq.queues.schedules import Overlap
+
+
+class CronOptions(HandlerOptions, total=False):
+    """What may be said of a function that runs by the clock, besides the options of its handler."""
+
+    name: str
+    queue: str
+    payload: Any
+    timezone: str
+    type: str
+    headers: dict[str, Any]
+    priority: int
+    key: str
+    jitter: timedelta | float
+    overlap: Overlap
+    backfill: int
+    grace: timedelta | float
+
+
+_OF_HANDLER = HandlerOptions.__annotations__.keys()
+_OPTIONS = CronOptions.__annotations__.keys()
+
+
+def make_cron(
+    registry: Registry, publisher: Publishing, cron: str, **options: Unpack[CronOptions]
+) -> Callable[[Any], Any]:
+    """Give what registers a function: with a handler, unless it is one, and with a schedule."""
+    for option in options.keys() - _OPTIONS:
+        close = difflib.get_close_matches(option, _OPTIONS, n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        raise ConfigurationError(f"a cron function has no option {option!r}{hint}")
+    encode(options.get("payload"))
+
+    def register(function: Any) -> Handler[Any]:
+        given: dict[str, Any] = dict(options)
+        of_handler: Any = {name: given.pop(name) for name in _OF_HANDLER & given.keys()}
+        if isinstance(function, Handler):
+            handler = function
+            if refused := sorted(of_handler.keys() | (given.keys() & {"queue"})):
+                raise ConfigurationError(
+                    f"queue {handler.queue!r} has its handler already: say {refused[0]!r} there"
+                )
+        else:
+            queue = given.pop("queue", function.__qualname__)
+            handler = make_handler(
+                queue,
+                function,
+                resources=registry.resources,
+                publisher=publisher,
+                **of_handler,
+            )
+        name = given.pop("name", handler.queue)
+        schedule = Schedule(name=name, cron=cron, queue=handler.queue, **given)
+        registry.add_schedule(schedule)
+        if handler is not function:
+            registry.add(handler)
+        return handler
+
+    return register

@@ -1,0 +1,291 @@
+"""Handlers: functions that handle the messages of a queue, and publish into it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+from notifyq.models.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pydantic import TypeAdapter
+
+    from notifyq.handlers.retries import Retries
+    from notifyq.queues.admin import Policy
+    from notifyq.queues.publisher import PublishManyOptions, PublishOptions
+    from notifyq.queues.results import Handle
+    from notifyq.telemetry.tracing import Tracing
+
+    Middleware = Callable[[Message, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
+F = TypeVar("F", bound=Callable[..., Any])
+F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Publishing(Protocol):
+    """What publishes for a handler: its App."""
+
+    async def publish(
+        self, queue: str, payload: Any, **options: Unpack[PublishOptions]
+    ) -> Handle[Any]:
+        """Publish one message."""
+
+    async def publish_many(
+        self, queue: str, payloads: Iterable[Any], **options: Unpack[PublishManyOptions]
+    ) -> list[Handle[Any]]:
+        """Publish many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Handler(Generic[F_co]):
+    """A function that handles the messages of a queue; calling it calls the function."""
+
+    queue: str
+    function: Callable[..., Any]
+    policy: Policy
+    """What its queue gets, where a worker creates it."""
+    retries: Retries = field(repr=False)
+    timeout: timedelta | None
+    """The handler is stopped, and the attempt has failed, after this long."""
+    heartbeat: bool
+    """Whether the lock is extended while the handler runs; without, it must end in time."""
+    lock_timeout: timedelta | None
+    """Overrides the lock timeout of the queue for claims of this worker."""
+    publisher: Publishing = field(repr=False)
+    payload: TypeAdapter[Any] | None = field(repr=False)
+    """What the payload is validated as; None hands on the decoded JSON."""
+    result: TypeAdapter[Any] | None = field(repr=False)
+    takes: tuple[str, ...]
+    """What the function is called with, in order: `payload`, `message`, `transaction`."""
+    names: tuple[tuple[str, str], ...]
+    """Parameters that are given one of them by name, since their place would be another's."""
+    resources: tuple[tuple[str, Any], ...]
+    """Parameters that are given a resource, and the type of each."""
+    takes_payload: bool
+    """Whether the payload is of any interest; else it is not even decoded."""
+    is_async: bool
+    """Whether the function is run on the event loop; otherwise it runs in a thread."""
+    is_transactional: bool
+    """Whether it gets a transaction, in which its messages are finished."""
+    process: tuple[str, str] | None
+    """Module and name, for a process that has to find it; None: it runs in this one."""
+    batch: int | None
+    """Most messages of one call; None: the function takes one, not a list."""
+    linger: timedelta
+    """How long the first message of a batch waits for others."""
+    middleware: tuple[Middleware, ...] = ()
+    """What runs around the function, the outermost first; a worker sets it."""
+    tracing: Tracing | None = field(default=None, repr=False)
+    """What makes a span of each call; a worker sets it."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def __call__(self) -> F_co:
+            """The function itself, with its own signature."""
+    else:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Call the function itself, as in a unit test."""
+            return self.function(*args, **kwargs)
+
+    async def _publish(self, payload: Any, options: PublishOptions) -> Handle[Any]:
+        handle = await self.publisher.publish(self.queue, payload, **options)
+        return handle.typed(self.result)
+
+    async def _publish_many(
+        self, payloads: Iterable[Any], options: PublishManyOptions
+    ) -> list[Handle[Any]]:
+        handles = await self.publisher.publish_many(self.queue, payloads, **options)
+        return [handle.typed(self.result) for handle in handles]
+
+
+class MessageHandler(Handler[F_co]):
+    """A handler that takes one message at a time."""
+
+    __slots__ = ()
+
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[[], Awaitable[R]]],
+        payload: Any = None,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[Concatenate[Message, ...], Awaitable[R]]],
+        payload: Any = None,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[Concatenate[T, ...], Awaitable[R]]],
+        payload: T,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[[], R]],
+        payload: Any = None,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[Concatenate[Message, ...], R]],
+        payload: Any = None,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: MessageHandler[Callable[Concatenate[T, ...], R]],
+        payload: T,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[R]: ...
+    async def publish(
+        self, payload: Any = None, /, **options: Unpack[PublishOptions]
+    ) -> Handle[Any]:
+        """Publish a message to this handler's queue; options as for `App.publish`.
+
+        For type checkers the payload is the first parameter of the function.
+        """
+        return await self._publish(payload, options)
+
+    @overload
+    async def publish_many(
+        self: MessageHandler[Callable[Concatenate[Message, ...], Awaitable[R]]],
+        payloads: Iterable[Any],
+        /,
+        **options: Unpack[PublishManyOptions],
+    ) -> list[Handle[R]]: ...
+    @overload
+    async def publish_many(
+        self: MessageHandler[Callable[Concatenate[T, ...], Awaitable[R]]],
+        payloads: Iterable[T],
+        /,
+        **options: Unpack[PublishManyOptions],
+    ) -> list[Handle[R]]: ...
+    @overload
+    async def publish_many(
+        self: MessageHandler[Callable[Concatenate[Message, ...], R]],
+        payloads: Iterable[Any],
+        /,
+        **options: Unpack[PublishManyOptions],
+    ) -> list[Handle[R]]: ...
+    @overload
+    async def publish_many(
+        self: MessageHandler[Callable[Concatenate[T, ...], R]],
+        payloads: Iterable[T],
+        /,
+        **options: Unpack[PublishManyOptions],
+    ) -> list[Handle[R]]: ...
+    async def publish_many(
+        self, payloads: Iterable[Any], /, **options: Unpack[PublishManyOptions]
+    ) -> list[Handle[Any]]:
+        """Publish many, all or none; options as for `App.publish_many`."""
+        return await self._publish_many(payloads, options)
+
+
+class BatchHandler(Handler[F_co]):
+    """A handler that takes many messages at a time, as lists."""
+
+    __slots__ = ()
+
+    @overload
+    async def publish(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Awaitable[Sequence[R]]]],
+        payload: T,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Sequence[R]]],
+        payload: T,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[R]: ...
+    @overload
+    async def publish(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Any]],
+        payload: T,
+        /,
+        **options: Unpack[PublishOptions],
+    ) -> Handle[Any]: ...
+    async def publish(
+        self, payload: Any = None, /, **options: Unpack[PublishOptions]
+    ) -> Handle[Any]:
+        """Publish one message to this handler's queue; options as for `App.publish`."""
+        return await self._publish(payload, options)
+
+    @overload
+    async def publish_many(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Awaitable[Sequence[R]]]],
+        payloads: Iterable[T],
+        /,
+        **options: Unpack[PublishManyOptions],
+    ) -> list[Handle[R]]: ...
+    @overload
+    async def publish_many(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Sequence[R]]],
+        payloads: Iterable[T],
+        /,
+        **options: Unpack[PublishManyOptions],
+    ) -> list[Handle[R]]: ...
+    @overload
+    async def publish_many(
+        self: BatchHandler[Callable[Concatenate[list[T], ...], Any]],
+        payloads: Iterable[T],
+        /,
+        **options: Unpack[PublishManyOptions],
+    ) -> list[Handle[Any]]: ...
+    async def publish_many(
+        self, payloads: Iterable[Any], /, **options: Unpack[PublishManyOptions]
+    ) -> list[Handle[Any]]:
+        """Publish many, all or none; options as for `App.publish_many`."""
+        return await self._publish_many(payloads, options)
+
+
+class Register(Protocol):
+    """Makes a handler of a function."""
+
+    def __call__(self, function: F, /) -> MessageHandler[F]:
+        """Register it."""
+
+
+class RegisterCron(Protocol):
+    """Makes a handler of a function, or takes one, and publishes into its queue by the clock."""
+
+    @overload
+    def __call__(self, function: MessageHandler[F], /) -> MessageHandler[F]: ...
+    @overload
+    def __call__(self, function: F, /) -> MessageHandler[F]: ...
+    def __call__(self, function: Any, /) -> Any:
+        """Register it."""
+
+
+class RegisterBatch(Protocol):
+    """Makes a handler of a function that takes many messages at a time."""
+
+    def __call__(self, function: F, /) -> BatchHandler[F]:
+        """Register it."""

@@ -1,0 +1,182 @@
+"""What a handler says about failed attempts: whether there is another one, and when."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from tenacity import AsyncRetrying, RetryCallState, wait_exponential
+
+from notifyq.arguments import duration, positive
+from notifyq.errors import ConfigurationError
+from notifyq.telemetry.tracebacks import text_of
+
+if TYPE_CHECKING:
+    from notifyq.models.message import Message
+
+
+class Reject(Exception):  # noqa: N818  a signal of the handler's, not an error
+    """Raised by a handler: this message can never be handled. It is archived as rejected."""
+
+
+class Retry(Exception):  # noqa: N818  a signal of the handler's, not an error
+    """Raised by a handler: try again, `after` a while of its own instead of the backoff.
+
+    The attempt counts: with none left the message is archived as failed.
+    """
+
+    def __init__(self, reason: str = "", *, after: timedelta | float | None = None) -> None:
+        super().__init__(reason)
+        self.after = duration("after", after)
+
+
+# They are named in histories, by the name that users know.
+Reject.__module__ = Retry.__module__ = "notifyq"
+
+Wait = timedelta | float | Callable[[RetryCallState], float | timedelta]
+"""The base of an exponential backoff, or a wait strategy as tenacity has them."""
+Backoff = Wait | Mapping[Any, Wait | type[Reject] | None]
+"""One for all errors, or by the class of the error; None there: do not try again."""
+
+_Strategy = Callable[[RetryCallState], Any]
+_BASE, _MOST = timedelta(seconds=2), timedelta(minutes=5)
+_CALLER = AsyncRetrying()
+_EXPECTED = "a duration (timedelta or seconds) or a wait strategy of tenacity"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What follows from an error."""
+
+    after: timedelta | None = None
+    """When to try again; None leaves it to the queue."""
+    gives_up: bool = False
+    is_rejected: bool = False
+    complaint: str | None = None
+    """Why a strategy was of no use."""
+
+
+_BY_QUEUE = Decision()
+
+
+class Retries:
+    """The backoff of a handler.
+
+    `most` bounds all delays that it names; where it names none, the queue's backoff holds.
+    """
+
+    def __init__(
+        self, backoff: Backoff | None = None, most: timedelta | float | None = None
+    ) -> None:
+        self._most = duration("backoff_max", most)
+        self._by_class: dict[type[BaseException], _Strategy | type[Reject] | None] | None = None
+        self._for_all: _Strategy | None = None
+        self.base: timedelta | None = None
+        """The base, where it is a duration: then it is one that a queue can have, too."""
+        if isinstance(backoff, Mapping):
+            self._by_class = {
+                _error_class(key): self._rule(key, value) for key, value in backoff.items()
+            }
+        elif backoff is not None:
+            if isinstance(backoff, timedelta | int | float):
+                self.base = duration("backoff", backoff)
+            self._for_all = self._strategy("backoff", backoff)
+        elif most is not None:
+            self._for_all = self._strategy("backoff", _BASE)
+
+    @property
+    def most(self) -> timedelta | None:
+        """The bound, where it is one that a queue can have, too."""
+        return self._most if self._by_class is None and self._is_of_durations else None
+
+    @property
+    def _is_of_durations(self) -> bool:
+        return self._for_all is None or isinstance(self._for_all, _Growing)
+
+    def decide(self, error: BaseException, message: Message) -> Decision:
+        """What becomes of a message whose attempt ended with an error."""
+        if isinstance(error, Retry) and error.after is not None:
+            return Decision(error.after)
+        strategy = self._for_all if self._by_class is None else self._find(error, self._by_class)
+        match strategy:
+            case None:
+                return _BY_QUEUE
+            case Decision():
+                return strategy
+        return self._ask(strategy, error, message)
+
+    def _find(
+        self,
+        error: BaseException,
+        by_class: dict[type[BaseException], _Strategy | type[Reject] | None],
+    ) -> _Strategy | Decision | None:
+        # A task group wraps what its tasks raise: a lone error counts as itself.
+        while (
+            isinstance(error, BaseExceptionGroup)
+            and len(error.exceptions) == 1
+            and not any(issubclass(known, BaseExceptionGroup) for known in by_class)
+        ):
+            error = error.exceptions[0]
+        for kind in type(error).__mro__:
+            if kind not in by_class:
+                continue
+            rule = by_class[kind]
+            if rule is not None and rule is not Reject:
+                return rule
+            if not isinstance(error, Retry):  # which asks for another attempt
+                return Decision(gives_up=True, is_rejected=rule is Reject)
+        return None
+
+    def _ask(self, strategy: _Strategy, error: BaseException, message: Message) -> Decision:
+        state = RetryCallState(_CALLER, None, (message,), {})
+        state.attempt_number = message.attempts
+        state.set_exception((type(error), error, error.__traceback__))
+        try:
+            said = strategy(state)
+            after = positive(said)
+            if after is None:
+                if hasattr(said, "close"):
+                    said.close()  # the coroutine of an async function, which nobody will await
+                return Decision(complaint=f"the handler's gave {said!r}, which is no duration")
+        except BaseException as wrong:  # noqa: BLE001  it is the user's code
+            kind = type(wrong).__name__
+            return Decision(complaint=f"the handler's raised {kind}: {text_of(wrong)}")
+        return Decision(after if self._most is None else min(after, self._most))
+
+    def _rule(
+        self, key: type[BaseException], value: Wait | type[Reject] | None
+    ) -> _Strategy | type[Reject] | None:
+        if value is None or value is Reject:
+            return None if value is None else Reject
+        return self._strategy(f"backoff of {key.__name__}", value)
+
+    def _strategy(self, name: str, value: Any) -> _Strategy:
+        if isinstance(value, timedelta | int | float):
+            base = duration(name, value) or timedelta(0)
+            return _Growing(base, self._most or max(base, _MOST))
+        if not callable(value) or isinstance(value, type):
+            raise ConfigurationError(f"{name} must be {_EXPECTED}, not {value!r}")
+        strategy: _Strategy = value
+        return strategy
+
+
+class _Growing:
+    """As the queue's backoff: it doubles with each attempt, less up to half at random."""
+
+    def __init__(self, base: timedelta, most: timedelta) -> None:
+        self._wait = wait_exponential(multiplier=base.total_seconds(), max=most)
+
+    def __call__(self, state: RetryCallState) -> float:
+        return self._wait(state) * random.uniform(0.5, 1)  # noqa: S311  nothing secret
+
+
+def _error_class(key: Any) -> type[BaseException]:
+    if isinstance(key, type) and issubclass(key, BaseException):
+        return key
+    raise ConfigurationError(
+        f"backoff has {key!r} as a key: by error it is a mapping from classes of exceptions to "
+        f"{_EXPECTED}, None (do not try again) or notifyq.Reject"
+    )

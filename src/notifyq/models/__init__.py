@@ -1,0 +1,1 @@
+"""The rows that users see, and how an attempt ended."""

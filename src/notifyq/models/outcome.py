@@ -1,0 +1,76 @@
+"""How an attempt of a handler ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from notifyq.models.message import Status
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """The handler returned; `result` is what it returned, as JSON text."""
+
+    status: ClassVar[str] = "success"
+    result: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The message is not one that can ever be handled."""
+
+    status: ClassVar[str] = "rejected"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """An error as the history of attempts keeps it."""
+
+    type: str
+    text: str
+    traceback: str | None
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+    """The error itself, for the log; None where it was raised in another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt failed; the message is retried while attempts are left, unless it gives up.
+
+    `after` overrides the backoff of the queue; `status` is how the message is archived when no
+    attempt is left.
+    """
+
+    details: str
+    after: timedelta | None = None
+    status: Status = Status.FAILED
+    gives_up: bool = False
+    error: ErrorReport | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubtful(Failed):
+    """The transaction of the handler may have been committed, or not: nobody has answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The message was finished in the transaction of its handler, unless its lock was lost."""
+
+    status: ClassVar[str] = "success"
+    is_held: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The handler was stopped from outside; the attempt does not count."""
+
+    status: ClassVar[str] = "released"
+
+
+Outcome = Success | Rejected | Failed | Committed | Released

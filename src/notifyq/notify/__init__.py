@@ -1,0 +1,1 @@
+"""LISTEN and NOTIFY: hear, wake, and suppress notifications that nobody needs."""

@@ -1,0 +1,87 @@
+"""Messages: search among live and finished ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import asyncpg
+from starlette.exceptions import HTTPException
+
+from notifyq.errors import InvalidArgumentError
+from notifyq.operations.dashboard.searching import NAMES, conditions_of, place_of, problem_of
+from notifyq.operations.dashboard.section import Section
+from notifyq.operations.masks import redacted
+from notifyq.operations.monitor import Conditions, Page, search
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from notifyq.operations.dashboard.view import View
+    from notifyq.operations.monitor import Found
+
+section = Section("messages", "Messages", key="m")
+
+STATES = (
+    ("any", "Any state"),
+    ("live", "Live: any"),
+    ("waiting", "Waiting"),
+    ("scheduled", "Scheduled"),
+    ("blocked", "Blocked: runs after others"),
+    ("locked", "Running (locked)"),
+    ("finished", "Finished: any"),
+    ("success", "Success"),
+    ("dead", "Dead, not retried"),
+    ("failed", "Failed"),
+    ("rejected", "Rejected"),
+    ("lock_expired", "Lock expired"),
+)
+_DEAD = frozenset({"dead", "failed", "rejected", "lock_expired"})
+_MORE = ("type", "key", "dedup_key", "worker", "subscriber", "error", "payload", "since", "until")
+
+
+@section.page("/messages", "messages")
+async def messages(view: View) -> Response:
+    """What is found by the conditions in the address."""
+    given = {name: view.query(name) for name in (*NAMES, "like", "id")}
+    status, problem = 200, ""
+    conditions, page = Conditions(), Page((), None)
+    try:
+        if jump := given.pop("id").lstrip("#"):
+            return view.redirect(view.url("message", id=view.integer(jump)))
+        conditions = await conditions_of(view, given)
+        page = await search(
+            view.database, conditions, quantity=50, place=place_of(view, view.query("place"))
+        )
+    except (HTTPException, InvalidArgumentError, asyncpg.DataError) as error:
+        # The form is kept: whoever has typed a long condition corrects it.
+        status, problem = problem_of(error)
+    found = [(it, _details(view, it)) for it in page.messages]
+    fields = {name: text for name, text in given.items() if text and text != "any"}
+    return view.render(
+        "messages.html",
+        status=status,
+        problem=problem,
+        jump=view.query("id"),
+        title="Messages",
+        states=STATES,
+        given=given,
+        read_as=conditions.payload if conditions.payload != given["payload"] else None,
+        fingerprint=conditions.fingerprint if view.masks.are_none else None,
+        is_open=any(given[name] for name in _MORE),
+        found=found,
+        fields=fields,
+        is_dead=conditions.state in _DEAD,
+        place=page.place,
+        following=view.here(place=str(page.place)) if page.place else "",
+        # What has to be looked for is not looked for again and again.
+        is_live=not problem
+        and not {*fields, *(["place"] if view.query("place") else [])} - {"state", "queue"},
+    )
+
+
+def _details(view: View, message: Found) -> str:
+    """What tells most about a message in one line: its error, else its payload."""
+    if message.details:
+        # Headers are not at hand, and may have what is to be hidden: the message's page has them.
+        return redacted(message.details, view.masks, None) or ""
+    return view.masks.text(message.message, indent=None) or ""

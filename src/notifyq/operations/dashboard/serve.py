@@ -1,0 +1,101 @@
+"""Serving the dashboard: only where it is safe to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from notifyq.errors import ConfigurationError
+from notifyq.operations.dashboard.guard import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from starlette.applications import Starlette
+
+
+def check_place(host: str, *, is_guarded: bool) -> None:
+    """Refuse to serve to the network what everybody may enter."""
+    if not is_guarded and not is_loopback(host):
+        raise ConfigurationError(
+            f"--host {host} can be reached from elsewhere, so it needs a password: set "
+            "NOTIFYQ_DASHBOARD_PASSWORD, or give --auth-file or --password-file"
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the port, so that what is in the way is said before anything else."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host} port {port}: {error.strerror}"
+        ) from error
+    return listener
+
+
+def announce(host: str, listener: socket.socket, base_path: str, *, allow_writes: bool) -> str:
+    """The line that says where it is."""
+    name = f"[{host.strip('[]')}]" if ":" in host else host
+    port = listener.getsockname()[1]
+    mode = "can write" if allow_writes else "read only"
+    return f"dashboard on http://{name}:{port}{base_path.rstrip('/')}/ ({mode}); Ctrl-C ends it"
+
+
+class _Server(uvicorn.Server):
+    """One that ends well by a signal, and whose streams end with it: it would wait for them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Stop at the first signal; at the second, without waiting for anybody."""
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, self._stop)
+        yield
+
+    def _stop(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self.config.app.state.desk.live.close()  # type: ignore[union-attr]
+
+
+def check_proxies(text: str) -> list[str]:
+    """Read addresses and networks of proxies with commas between them."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    for each in found:
+        try:
+            ipaddress.ip_network(each)
+        except ValueError:
+            # `*` too: anybody could then choose the address that attempts are counted by.
+            raise ConfigurationError(
+                f"--proxy {each!r} is not an address like 10.0.0.5, or a network like 10.0.0.0/24"
+            ) from None
+    return found
+
+
+def serve(app: Starlette, listener: socket.socket, *, proxies: Sequence[str] = ()) -> None:
+    """Serve until Ctrl-C. Only `proxies` may set who asks, and by which scheme, by a header."""
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_level="warning",
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=30,
+        limit_concurrency=500,
+        lifespan="on",
+    )
+    _Server(config).run(sockets=[listener])

@@ -1,0 +1,201 @@
+"""Checks of the install: is it whole, who may do what with it, and does somebody look after it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from notifyq.config import DatabaseSettings
+from notifyq.database import sql
+from notifyq.database.pool import Database
+from notifyq.errors import SchemaError
+from notifyq.operations.doctor.finding import Fix, fail, ok, skipped, warn
+from notifyq.queues.admin import Admin
+
+if TYPE_CHECKING:
+    from notifyq.operations.doctor.finding import Finding, Look
+
+_INIT = "run `notifyq init` as the owner of schema messages"
+
+
+async def check_schema(look: Look) -> Finding:
+    """Whether the schema is one that this package works with."""
+    try:
+        async with Database(look.dsn, settings=DatabaseSettings.load(pool_size=1)) as database:
+            await Admin(database).check_schema()
+    except SchemaError as error:
+        found, _, advice = str(error).rpartition(": ")
+        return fail(found, advice)
+    version = await look.value(sql.VERSION)
+    return ok(f"schema version {version}, this package needs {sql.SCHEMA_VERSION}")
+
+
+async def check_whole(look: Look) -> Finding:
+    """Whether triggers, indexes and today's partition are there."""
+    row = await look.diagnosis()
+    if row["missing"]:
+        fix = Fix(await _mending(look, row["missing"]), installs=True)
+        return fail(f"missing: {', '.join(row['missing'])}", _INIT, fix)
+    if row["misplaced"]:
+        return warn(
+            f"{row['misplaced']} archived messages are in no partition of a day",
+            "`select messages.maintain()` makes their days",
+            Fix(("select messages.maintain()",)),
+        )
+    return ok("triggers, indexes and partitions are there")
+
+
+async def _mending(look: Look, missing: list[str]) -> tuple[str, ...]:
+    """What is there and does not work: `notifyq init` leaves alone what is there."""
+    rows = await look.connection.fetch(
+        """
+        select format('alter table %s enable trigger %I', g.tgrelid::regclass, g.tgname)
+        from pg_trigger as g
+        join pg_class as c on c.oid = g.tgrelid
+        where c.relnamespace = to_regnamespace('messages') and g.tgparentid = 0
+          and not g.tgisinternal and g.tgenabled <> 'O'
+          and exists (
+            -- Some are off, and must be, where no queue wants them.
+            select from unnest($1::text[]) as m (what)
+            where split_part(m.what, ',', 1) = 'trigger ' || g.tgname
+          )
+        union all
+        select format('reindex index %s', x.indexrelid::regclass)
+        from pg_index as x
+        join pg_class as c on c.oid = x.indexrelid
+        where c.relnamespace = to_regnamespace('messages') and not x.indisvalid
+          and c.relkind = 'i'
+    """,
+        missing,
+    )
+    return tuple(row[0] for row in rows)
+
+
+async def check_origin(look: Look) -> Finding:
+    """Whether the database came from another server, as a backup does."""
+    row = await look.diagnosis()
+    if row["is_foreign"]:
+        return warn(
+            "restored from the backup of another server, so that positions of readers are refused",
+            "run `notifyq migrate --adopt`",
+        )
+    return ok("this database is of this server")
+
+
+async def check_public(look: Look) -> Finding:
+    """Whether everybody may do something in the schema."""
+    opened = await look.value("""
+        select string_agg(o.what, ', ')
+        from (
+          select p.oid::regprocedure::text as what
+          from pg_proc as p
+          cross join lateral aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) as x
+          where p.pronamespace = to_regnamespace('messages') and x.grantee = 0
+          union all
+          select c.oid::regclass::text
+          from pg_class as c
+          cross join lateral aclexplode(c.relacl) as x
+          where c.relnamespace = to_regnamespace('messages') and x.grantee = 0
+            and c.relkind in ('r', 'p', 'v', 'S')
+          union all
+          select 'the schema'
+          from pg_namespace as n
+          cross join lateral aclexplode(n.nspacl) as x
+          where n.nspname = 'messages' and x.grantee = 0
+        ) as o
+    """)
+    if opened:
+        return fail(f"open to PUBLIC: {opened}", _INIT, Fix(installs=True))
+    name = await look.value("""
+        select quote_ident(d.datname)
+        from pg_database as d
+        cross join lateral aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) as x
+        where d.datname = current_database() and x.grantee = 0 and x.privilege_type = 'CONNECT'
+    """)
+    if name:
+        return warn(
+            "every user of the server may connect, hear bells and ring them",
+            f"`revoke connect on database {name} from public`, and grant it to those who need it",
+        )
+    return ok("nothing is open to PUBLIC")
+
+
+_OF_OTHERS = """
+select format('%s of %s', o.name, o.owner) as what,
+  format('alter %s %s owner to %I', o.kind, o.name, o.wanted) as advice
+from (
+  -- A routine is a function or a procedure.
+  select 'routine' as kind, p.oid::regprocedure::text as name, p.proowner::regrole::text as owner,
+    p.proowner <> n.nspowner as is_other, r.rolname as wanted
+  from pg_namespace as n
+  join pg_roles as r on r.oid = n.nspowner
+  join pg_proc as p on p.pronamespace = n.oid and p.prokind in ('f', 'p')
+  where n.nspname = 'messages'
+  union all
+  select case c.relkind when 'v' then 'view' else 'table' end, c.oid::regclass::text,
+    c.relowner::regrole::text, c.relowner <> n.nspowner, r.rolname
+  from pg_namespace as n
+  join pg_roles as r on r.oid = n.nspowner
+  -- Sequences go with the tables that they are of.
+  join pg_class as c on c.relnamespace = n.oid and c.relkind in ('r', 'p', 'v')
+  where n.nspname = 'messages'
+) as o
+where o.is_other
+order by 1
+"""
+
+
+async def check_owner(look: Look) -> Finding:
+    """With whose rights the functions act, and whether all of it is one role's."""
+    row = await look.row("""
+        select o.name, coalesce(r.rolsuper, false) as is_super,
+          coalesce(r.rolcanlogin, false) as may_login
+        from (
+          select max(n.nspowner::regrole::text) as name, max(n.nspowner::bigint)::oid as oid
+          from pg_namespace as n where n.nspname = 'messages'
+        ) as o
+        left join pg_roles as r on r.oid = o.oid
+    """)
+    owner = row["name"]
+    if owner is None:
+        return skipped("there is no schema", "run `notifyq init`")
+    others = await look.connection.fetch(_OF_OTHERS)
+    if others:
+        return fail(
+            f"not of the owner {owner}: {', '.join(it['what'] for it in others[:5])}"
+            + (f" and {len(others) - 5} more" if len(others) > 5 else ""),
+            "; ".join(it["advice"] for it in others[:5]),
+            Fix(tuple(it["advice"] for it in others)),
+        )
+    if row["is_super"]:
+        return warn(
+            f"the owner {owner} is a superuser",
+            "let a role of less power own it, as a mistake in a function would be a superuser's: "
+            "see the page on operations, section Install",
+        )
+    if row["may_login"]:
+        return warn(f"the owner {owner} can log in", "let a role without login own the schema")
+    return ok(f"the owner is {owner}, which cannot log in")
+
+
+async def check_roles(look: Look) -> Finding:
+    """Whether the group roles are there."""
+    lacking = await look.value("""
+        select string_agg(g.name, ', ')
+        from unnest(array['notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'])
+          as g (name)
+        where to_regrole(g.name) is null
+    """)
+    if lacking:
+        init = "run `notifyq init` as one with CREATEROLE"
+        return warn(f"there is no role {lacking}", init, Fix(installs=True))
+    return ok("the group roles are there")
+
+
+CHECKS = {
+    "schema": check_schema,
+    "install": check_whole,
+    "origin": check_origin,
+    "roles": check_roles,
+    "public": check_public,
+    "owner": check_owner,
+}

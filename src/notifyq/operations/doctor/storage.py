@@ -1,0 +1,154 @@
+"""Checks of what grows and must be tended: dead rows, days made ahead, WAL, old transactions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from notifyq.operations.doctor.finding import Fix, fail, ok, size, warn
+from notifyq.operations.doctor.settings import change
+
+if TYPE_CHECKING:
+    from notifyq.operations.doctor.finding import Finding, Look
+
+_MUCH_WAL = 2**30
+"""Bytes that a replication slot may keep that nobody reads."""
+_MANY = 10_000
+"""Messages from which on a plan without statistics hurts."""
+_OLD = 1_200_000_000
+"""Transactions; the server stops at 2.1 billion."""
+
+
+async def check_autovacuum(look: Look) -> Finding:
+    """Whether dead rows are taken away."""
+    row = await look.row(
+        "select current_setting('autovacuum')::boolean as vacuums, "
+        "current_setting('track_counts')::boolean as counts, "
+        "coalesce(array_to_string(c.reloptions, ',') ~ 'autovacuum_enabled=(false|off|0)', false) "
+        "as is_excluded, coalesce(s.n_live_tup, 0) as live, coalesce(s.n_dead_tup, 0) as dead, "
+        "coalesce(s.last_analyze, s.last_autoanalyze) is null and not exists ("
+        "select from pg_stats as k where k.schemaname = 'messages' and k.tablename = 'message'"
+        ") and has_table_privilege(m.oid, 'select') as is_unknown "
+        "from (select to_regclass('messages.message') as oid) as m "
+        "left join pg_class as c on c.oid = m.oid "
+        "left join pg_stat_all_tables as s on s.relid = m.oid"
+    )
+    found = f"{row['dead']} dead rows beside {row['live']} live messages"
+    off = {"autovacuum": row["vacuums"], "track_counts": row["counts"]}
+    if off := {name: is_on for name, is_on in off.items() if not is_on}:
+        return fail(
+            f"{' and '.join(off)} off: dead rows stay, and claims get slower and slower",
+            await change(look, dict.fromkeys(off, "on")),
+        )
+    if row["is_excluded"]:
+        reset = "alter table messages.message reset (autovacuum_enabled)"
+        return fail("autovacuum is off for messages.message", reset, Fix((reset,)))
+    if row["dead"] > 100_000 + 2 * row["live"]:
+        return warn(
+            found,
+            "`notifyq doctor --only snapshots` names what keeps them; then "
+            "`vacuum messages.message`",
+            Fix(("vacuum (skip_locked) messages.message",)),
+        )
+    if row["is_unknown"] and row["live"] > _MANY:
+        analyze = "analyze messages.message"
+        return warn(
+            f"{row['live']} live messages without statistics, as after a restore: claims may be "
+            "planned badly",
+            analyze,
+            Fix((analyze,)),
+        )
+    return ok(found)
+
+
+async def check_partitions(look: Look) -> Finding:
+    """Whether the coming days of the archive and of the attempts are made."""
+    health = await look.health()
+    ahead = {
+        parent: health.by_subject("partitions_ahead").get(parent, 0)
+        for parent in ("message_archive", "attempt")
+    }
+    least = min(ahead, key=lambda it: ahead[it])
+    found = f"{ahead[least]:.0f} days of messages.{least} are made ahead"
+    maintain = "select messages.maintain()"
+    if not ahead[least]:
+        return warn(
+            f"{found}: tomorrow's go to a table that is not dropped by day",
+            f"start `notifyq worker MODULE:APP` or pg_cron; until then `{maintain}`",
+            Fix((maintain,)),
+        )
+    return ok(found)
+
+
+async def check_wal(look: Look) -> Finding:
+    """Whether WAL piles up until the disk is full."""
+    slot = await look.connection.fetchrow("""
+        select s.slot_name, s.active, s.wal_status,
+          format('select pg_drop_replication_slot(%L)', s.slot_name) as advice,
+          pg_wal_lsn_diff(
+            case when pg_is_in_recovery() then pg_last_wal_replay_lsn()
+              else pg_current_wal_lsn() end,
+            s.restart_lsn
+          ) as kept
+        from pg_replication_slots as s
+        where s.restart_lsn is not null
+        order by s.wal_status in ('unreserved', 'lost') desc, kept desc
+        limit 1
+    """)
+    if slot is not None:
+        state = "active" if slot["active"] else "abandoned"
+        found = f"replication slot {slot['slot_name']} ({state}) keeps {size(slot['kept'])} of WAL"
+        if slot["wal_status"] in {"unreserved", "lost"}:
+            return fail(f"{found}, and has lost some", f"build its reader anew: `{slot['advice']}`")
+        if slot["kept"] > _MUCH_WAL:
+            wake = "see why its reader is behind"
+            return warn(found, wake if slot["active"] else f"{wake}, or `{slot['advice']}`")
+    failing = await look.value("""
+        select format('%s since %s', a.last_failed_wal, a.last_failed_time)
+        from pg_stat_archiver as a
+        where current_setting('archive_mode') <> 'off'
+          and a.last_failed_time > coalesce(a.last_archived_time, '-infinity')
+    """)
+    if failing:
+        return warn(
+            f"archive_command fails: {failing}",
+            "repair it: until then no WAL is removed, and the disk fills up",
+        )
+    return ok("no slot, and no archive_command that fails, keeps much WAL")
+
+
+async def check_frozen(look: Look) -> Finding:
+    """How far the server is from the end of its transaction numbers, by its oldest database."""
+    row = await look.row("""
+        select age(d.datfrozenxid)::bigint as xids, mxid_age(d.datminmxid)::bigint as multixacts,
+          current_setting('autovacuum_freeze_max_age')::bigint as most,
+          current_setting('autovacuum_multixact_freeze_max_age')::bigint as most_multixacts,
+          d.datname as name, quote_ident(d.datname) as quoted, d.datallowconn as is_open
+        from pg_database as d
+        order by greatest(age(d.datfrozenxid), mxid_age(d.datminmxid)) desc,
+          d.datname = current_database() desc
+        limit 1
+    """)
+    found = (
+        f"the oldest row, in database {row['name']}, is {max(row['xids'], row['multixacts'])} "
+        "transactions old"
+    )
+    advice = (
+        "`notifyq doctor --only snapshots` names what holds old snapshots; then, in database "
+        f"{row['name']}, `vacuum (freeze)`"
+    )
+    if not row["is_open"]:
+        allow = f"alter database {row['quoted']} allow_connections"
+        advice += f", between `{allow} true` and `{allow} false`"
+    if max(row["xids"], row["multixacts"]) > _OLD:
+        return fail(f"{found}: the whole server will stop taking writes", advice)
+    if row["xids"] > 2 * row["most"] or row["multixacts"] > 2 * row["most_multixacts"]:
+        return warn(f"{found}, and vacuum does not keep up", advice)
+    return ok(found)
+
+
+CHECKS = {
+    "autovacuum": check_autovacuum,
+    "partitions": check_partitions,
+    "wal": check_wal,
+    "frozen": check_frozen,
+}

@@ -1,0 +1,55 @@
+"""Every statement that looks at how an installation is; behaviour is in the functions called."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BACKLOG: Final = "select * from messages.backlog(queue => $1, most => $2)"
+THROUGHPUT: Final = """
+select * from messages.throughput(
+  since => $1, until => $2, step => $3, queue => $4, by_queue => $5, most => $6)
+"""
+WORKERS: Final = "select * from messages.workers(most => $1)"
+HOLDERS: Final = "select * from messages.holders(most => $1)"
+ACTIVITY: Final = "select * from messages.activity(most => $1)"
+CRON_ENTRIES: Final = "select * from messages.cron_entries()"
+LAGS: Final = "select * from messages.lags(most => $1)"
+HEALTH: Final = "select * from messages.health()"
+AUDIT: Final = "select messages.audit($1, $2, $3, $4::jsonb, $5)"
+MAY_AUDIT: Final = """
+select coalesce(has_function_privilege(
+  to_regprocedure('messages.audit(text, text, text, jsonb, text)'), 'execute'), false)
+"""
+AUDIT_LIST: Final = """
+select a.id, a.acted_at, a.role, a.actor, a.action, a.subject, a.origin, a.details::text as details
+from messages.audit_list(
+  before => $1, actor => $2, action => $3, subject => $4, quantity => $5, since => $6) as a
+"""
+SEARCH_LIVE: Final = """
+select * from messages.search_live(
+  conditions => $1, quantity => $2, before_id => $3, budget => $4)
+"""
+SEARCH_ARCHIVE: Final = """
+select * from messages.search_archive(
+  conditions => $1, quantity => $2, before_at => $3, before_id => $4, budget => $5)
+"""
+DEAD_GROUPS: Final = """
+select g.*, g.statuses::text[] as endings
+from messages.dead_groups(
+  conditions => $1, quantity => $2, before_at => $3, before_id => $4, budget => $5) as g
+"""
+_STEP: Final = """
+select * from messages.{}(
+  conditions => $1, quantity => $2, place_at => $3, place_id => $4, budget => $5)
+"""
+DEAD_MATCHING: Final = _STEP.format("dead_matching")
+DEAD_RETRY_MATCHING: Final = _STEP.format("dead_retry_matching")
+DEAD_DELETE_MATCHING: Final = _STEP.format("dead_delete_matching")
+CLOCK: Final = "select clock_timestamp()"
+RELATIVES: Final = "select * from messages.relatives(id => $1)"
+RETENTION: Final = "select * from messages.retention_info()"
+ARCHIVE_DAYS: Final = "select * from messages.archive_info()"
+ALTER_ARCHIVE: Final = """
+select p.retention, p.retention_dead, p.days_ahead
+from messages.alter_archive(retention => $1, retention_dead => $2, days_ahead => $3) as p
+"""

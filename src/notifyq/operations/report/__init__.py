@@ -1,0 +1,9 @@
+"""`notifyq report`: what became of the messages of some days, as a page or a picture."""
+
+from __future__ import annotations
+
+from notifyq.operations.report.data import Report, gather
+from notifyq.operations.report.page import page
+from notifyq.operations.report.picture import picture
+
+__all__ = ["Report", "gather", "page", "picture"]

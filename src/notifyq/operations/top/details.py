@@ -1,0 +1,163 @@
+"""One message, or one worker, in full."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from notifyq.archive.reader import Archive
+from notifyq.models.message import ArchivedMessage
+from notifyq.operations import monitor
+from notifyq.operations.masks import redacted
+from notifyq.operations.top import acts
+from notifyq.operations.top.frame import Detail
+from notifyq.operations.top.text import lasting, printable
+
+if TYPE_CHECKING:
+    from notifyq.models.message import Attempt, Message
+    from notifyq.operations.masks import Masks
+    from notifyq.operations.monitor import Presence
+
+_LONGEST = 20_000
+"""Characters of a payload, a result or a traceback that are shown."""
+
+
+class OfMessage(Detail):
+    """A message: where it stands, what it says, what became of its attempts."""
+
+    BINDINGS: ClassVar[list[Any]] = [("r", "retry", "Retry")]
+
+    def __init__(self, message_id: int) -> None:
+        super().__init__(f"message {message_id}")
+        self._number = message_id
+        self._message: Message | ArchivedMessage | None = None
+
+    def hints(self) -> str:
+        """The keys that do something here."""
+        retry = "r retry  " if self._is_dead and not self.top.read_only else ""
+        return f"arrows scroll  {retry}esc back  ? help  q quit"
+
+    @property
+    def _is_dead(self) -> bool:
+        found = self._message
+        return isinstance(found, ArchivedMessage) and found.status != "success"
+
+    async def look(self) -> None:
+        """Read it and its attempts."""
+        source = self.top.source
+        archive = Archive(source.database)
+        self._message = await source.ask(archive.find(self._number))
+        attempts = await source.ask(archive.attempts(self._number)) if self._message else []
+        self.text = (
+            said(self._message, attempts, source.masks)
+            if self._message
+            else "it is not there any more"
+        )
+
+    def action_retry(self) -> None:
+        """Publish it again."""
+        if self._is_dead:
+            database = self.top.source.database
+            self.top.act(
+                f"Retry message {self._number}?", lambda: acts.retry(database, [self._number])
+            )
+
+
+def said(message: Message | ArchivedMessage, attempts: list[Attempt], masks: Masks) -> str:
+    """All that is known of a message and may be shown, as lines."""
+    headers = json.dumps(message.headers, default=str) if message.headers else None
+    documents = message.message, headers or "null"
+    fields: dict[str, Any] = {
+        name: getattr(message, name)
+        for name in message.__dataclass_fields__
+        if name not in {"message", "result", "headers", "details"}
+    }
+    lines = [f"{name:<16} {_value(value)}" for name, value in fields.items() if value is not None]
+    for name, text in (
+        ("details", redacted(message.details, masks, *documents)),
+        ("message", _pretty(message.message, masks)),
+        ("headers", _pretty(headers, masks)),
+        ("result", _pretty(getattr(message, "result", None), masks)),
+    ):
+        if text is not None:
+            lines += ["", f"{name}:", _lines(text)]
+    for attempt in attempts:
+        span = lasting(attempt.ended_at - attempt.locked_at)
+        lines += [
+            "",
+            f"attempt {attempt.number}: {attempt.status} after {span}, "
+            f"{_value(attempt.locked_at)}, by {printable(attempt.handled_by or '?')}",
+        ]
+        texts = (redacted(it, masks, *documents) for it in (attempt.details, attempt.traceback))
+        lines += [_lines(text) for text in texts if text]
+    return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    if hasattr(value, "astimezone"):
+        try:
+            return f"{value.astimezone():%Y-%m-%d %H:%M:%S}"
+        except (OverflowError, ValueError):  # infinity, which is the last instant there is
+            return "never"
+    return printable(str(value))
+
+
+def _pretty(text: str | None, masks: Masks) -> str | None:
+    is_long = text is not None and len(text) > _LONGEST
+    return text if is_long and masks.are_none else masks.text(text)
+
+
+def _lines(text: str) -> str:
+    """A text of several lines, without what could steer a terminal."""
+    shown = "\n".join(
+        "".join(c if c.isprintable() else "?" for c in line)
+        for line in text[:_LONGEST].expandtabs(4).splitlines()
+    )
+    return shown + ("\n…" if len(text) > _LONGEST else "")
+
+
+class OfWorker(Detail):
+    """A worker and the messages that it holds."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"worker {printable(name)}")
+        self._worker = name
+
+    async def look(self) -> None:
+        """Find it among the workers."""
+        source = self.top.source
+        found = await source.ask(monitor.workers(source.database, most=50))
+        mine = next((it for it in found if it.name == self._worker), None)
+        self.text = "it is not there any more" if mine is None else held(mine)
+
+
+def held(worker: Presence) -> str:
+    """All that is known of a worker, as lines."""
+    fields = {
+        "state": worker.state,
+        "host": worker.host,
+        "process": worker.pid,
+        "session": worker.session_pid,
+        "connected": None
+        if worker.is_connected is None
+        else "yes"
+        if worker.is_connected
+        else "no",
+        "version": worker.version,
+        "running": worker.running,
+        "concurrency": worker.concurrency,
+        "started": worker.started_at,
+        "seen": worker.seen_at,
+        "queues": ", ".join(worker.queues),
+        "streams": ", ".join(worker.streams),
+    }
+    lines = [
+        f"{name:<12} {_value(value)}" for name, value in fields.items() if value not in {None, ""}
+    ]
+    lines += ["", f"{worker.held} messages locked, {worker.expired} of them expired:"]
+    lines += [
+        f"  {it.id:>12}  {printable(it.queue):<24} attempt {it.attempts}, "
+        f"since {_value(it.locked_at)}"
+        for it in worker.messages
+    ]
+    return "\n".join(lines)

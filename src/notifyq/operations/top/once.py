@@ -1,0 +1,54 @@
+"""What `top` would show now, for a pipe: as text or as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from notifyq.operations.masks import redacted
+from notifyq.operations.top.layout import chosen, cut, fitting
+from notifyq.operations.top.text import condition, summary
+from notifyq.operations.top.views import HEALTH, VIEWS
+
+if TYPE_CHECKING:
+    from notifyq.operations.masks import Masks
+    from notifyq.operations.top.snapshot import Snapshot
+
+
+def as_text(seen: Snapshot, width: int) -> str:
+    """All views one below the other; that of the database's health as its one line."""
+    lines = [summary(seen), condition(seen)]
+    for view in VIEWS:
+        rows = chosen(view, seen)
+        if view is HEALTH or not rows:
+            continue
+        columns = fitting(view, seen, rows, width)
+        cells = [[it.title for it, _ in columns]]
+        cells += [[cut(it.cell(seen, row), size) for it, size in columns] for row in rows]
+        lines += ["", view.name.upper()]
+        lines += [
+            "  ".join(
+                text.rjust(size) if column.is_number else text.ljust(size)
+                for text, (column, size) in zip(line, columns, strict=True)
+            ).rstrip()
+            for line in cells
+        ]
+    return "\n".join(lines)
+
+
+def as_json(seen: Snapshot, masks: Masks) -> dict[str, Any]:
+    """All figures by name."""
+    return {
+        "at": seen.now,
+        "queues": [{**asdict(it), "rate": asdict(seen.rates[it.queue])} for it in seen.backlog],
+        "rate": asdict(seen.total),
+        "workers": [asdict(it) for it in seen.workers],
+        "dead": [
+            {**asdict(it), "fingerprint": redacted(it.fingerprint, masks, None)}
+            for it in seen.groups
+        ],
+        "streams": [asdict(it) for it in seen.lags],
+        "holders": [asdict(it) for it in seen.holders],
+        "cron": [asdict(it) for it in seen.cron],
+        "health": [asdict(it) for it in seen.health.figures] if seen.health is not None else [],
+    }

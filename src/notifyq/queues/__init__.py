@@ -1,0 +1,1 @@
+"""Publish into queues, administer them, and wait for results."""

@@ -1,0 +1,145 @@
+"""Schedules: what is published again and again, by the clock of the database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from notifyq.arguments import check_fields, plain
+from notifyq.database import sql
+from notifyq.models.message import decode_headers, readable
+from notifyq.models.payload import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    import asyncpg
+
+    from notifyq.database.pool import Calls
+
+Overlap = Literal["allow", "skip_waiting", "skip"]
+"""What becomes of a run that meets the one before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A definition: when to publish what. Durations are timedeltas or seconds."""
+
+    name: str
+    cron: str
+    """Five fields, six with leading seconds, `@daily` and the like, or `@every 90s`."""
+    queue: str
+    payload: Any = None
+    """What each message says."""
+    timezone: str = "UTC"
+    """Whose clocks `cron` means, as in `Europe/Oslo`."""
+    type: str | None = None
+    headers: dict[str, Any] | None = None
+    priority: int = 0
+    key: str | None = None
+    max_attempts: int | None = None
+    jitter: timedelta | float = 0
+    """Each message becomes available up to this much later, at random."""
+    overlap: Overlap = "allow"
+    """`allow`; `skip_waiting`: leave a run out while the last waits; `skip`: while it is live."""
+    backfill: int = 1
+    """How many runs at most are made up for after nobody was there to fire them."""
+    grace: timedelta | float = timedelta(minutes=5)
+    """A run that is late by less was not missed."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is not of its field's kind where it is written."""
+        check_fields(self)
+
+    def args(self) -> tuple[object, ...]:
+        """The values in the order of the SQL function."""
+        given = plain(self)
+        encoded = {"payload": encode(self.payload), "headers": encode(self.headers or {})}
+        return tuple((given | encoded)[field.name] for field in fields(Schedule))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleInfo(Schedule):
+    """A schedule as it stands in the database."""
+
+    enabled: bool
+    created_at: datetime
+    next_at: datetime
+    last_at: datetime | None
+    """The time that the last run was meant for."""
+    last_id: int | None
+    """The message of the last run."""
+    skipped_at: datetime | None
+    """The last run that was left out: missed, or because of an earlier one."""
+    failed_at: datetime | None
+    """When it could last not be fired; it is tried again every minute. None: all is well."""
+    last_error: str | None
+
+    def __post_init__(self) -> None:
+        """Check nothing: what stands in the database is shown as it is."""
+
+    @classmethod
+    def from_row(cls, row: asyncpg.Record) -> Self:
+        """Take the columns that this class knows out of a row."""
+        names = [field.name for field in fields(cls) if field.name != "payload"]
+        values: dict[str, Any] = {name: row[name] for name in names}
+        values["headers"] = decode_headers(row["headers"])
+        return cls(payload=readable(row["message"]), **values)
+
+
+class Schedules:
+    """Define, list, stop and remove what is published again and again."""
+
+    def __init__(self, database: Calls) -> None:
+        self._database = database
+
+    async def add(self, schedule: Schedule) -> bool:
+        """Define the schedule of this name, or redefine it. False: it was so already.
+
+        Whether it is enabled stays as it is.
+        """
+        return bool(await self._database.value(sql.SCHEDULE, *schedule.args()))
+
+    async def add_all(self, schedules: Iterable[Schedule]) -> list[str]:
+        """Define or redefine these; return the names of those that were new or other."""
+        return [schedule.name for schedule in schedules if await self.add(schedule)]
+
+    async def remove(self, name: str) -> bool:
+        """Remove a schedule; what it has published stays. False: there was none."""
+        return bool(await self._database.value(sql.UNSCHEDULE, name))
+
+    async def enable(self, name: str) -> bool:
+        """Let it fire again, from its next time on. False: it was enabled already."""
+        return bool(await self._database.value(sql.ENABLE_SCHEDULE, name))
+
+    async def disable(self, name: str) -> bool:
+        """Let it fire no more until it is enabled. False: it was disabled already."""
+        return bool(await self._database.value(sql.DISABLE_SCHEDULE, name))
+
+    async def run(self, name: str) -> int:
+        """Publish its message now, and return the id; its next time stays as it is."""
+        return int(await self._database.value(sql.RUN_SCHEDULE, name))
+
+    async def next(
+        self,
+        cron: str,
+        timezone: str = "UTC",
+        *,
+        quantity: int = 1,
+        later_than: datetime | None = None,
+    ) -> list[datetime]:
+        """The next times of an expression, whether it is that of a schedule or not."""
+        found: list[datetime] = []
+        while len(found) < quantity:
+            latest = found[-1] if found else later_than
+            found.append(await self._database.value(sql.CRON_NEXT, cron, timezone, latest))
+        return found
+
+    async def list(self, name: str | None = None) -> list[ScheduleInfo]:
+        """All schedules by name, or the one of this name."""
+        return [
+            ScheduleInfo.from_row(row)
+            for row in await self._database.fetch(sql.SCHEDULE_INFO, name)
+        ]

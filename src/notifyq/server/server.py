@@ -1,0 +1,210 @@
+"""The life of one private server: first use, start, address, stop."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
+
+from notifyq.errors import ServerError
+from notifyq.server import binaries as programs
+from notifyq.server import cluster
+from notifyq.server.folder import Folder, Starter, State, home
+from notifyq.server.locks import wait_until
+from notifyq.server.postmaster import Postmaster
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",  # no socket, so no limit of 107 bytes on the directory's name
+    "max_connections": "200",
+    "max_worker_processes": "24",
+    "synchronous_commit": "off",
+}
+_FAREWELL_SECONDS = 1.0
+_CARELESS = {"fsync": "off", "full_page_writes": "off"}
+
+
+class Server:
+    """A private server in a directory, reachable from this machine and with its password only.
+
+    The server ends with the process that started it, kill -9 included, unless started `detached`.
+    On Linux the kernel sees to that (PR_SET_PDEATHSIG). Elsewhere, and when started from another
+    than the main thread, a small parent process does.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        binaries: Path | None = None,
+        database: str = "notifyq",
+        settings: Mapping[str, str] | None = None,
+        throwaway: bool = False,
+    ) -> None:
+        """Describe the server; `throwaway` trades all safety for speed and deletes the directory.
+
+        The database is created with the directory, at the first start.
+        """
+        self._folder = Folder(directory)
+        self._postmaster = Postmaster(self._folder)
+        self._binaries = binaries and programs.checked(binaries)
+        self._database = database
+        self._settings = {**_SETTINGS, **(_CARELESS if throwaway else {}), **(settings or {})}
+        self._throwaway = throwaway
+        self._starter_pid: int | None = None
+
+    def __enter__(self) -> Self:
+        """Start the server."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the server if this object started it."""
+        self.stop()
+
+    @property
+    def directory(self) -> Path:
+        """The directory that holds the server's data, log and password."""
+        return self._folder.path
+
+    @property
+    def binaries(self) -> Path:
+        """The folder of the programs to start; looked for only when needed."""
+        if self._binaries is None:
+            self._binaries = programs.default_binaries()
+        return self._binaries
+
+    @property
+    def has_cron(self) -> bool:
+        """Whether the extension pg_cron can be created in the server."""
+        return programs.has_cron(self.binaries)
+
+    @property
+    def state(self) -> State | None:
+        """The running server, whoever started it; waits for a start or stop in progress."""
+        if not self._folder.exists:
+            return None
+        with self._folder.turn():
+            return self._folder.state()
+
+    @property
+    def running(self) -> int | None:
+        """The process id of the running server."""
+        state = self.state
+        return state.pid if state else None
+
+    @property
+    def dsn(self) -> str:
+        """The address of the running server, password included."""
+        return self._dsn(self.state)
+
+    @property
+    def started_here(self) -> bool:
+        """Whether `stop()` without force would stop the server."""
+        return self._starter_pid == os.getpid()  # a forked copy of this object is not the starter
+
+    def start(self, *, detached: bool = False) -> str:
+        """Start the server unless it runs and return its address; `detached` lets it outlive us."""
+        self._folder.claim()
+        with self._folder.turn():
+            if not self._join():
+                self._start(detached=detached)
+            return self._dsn(self._folder.state())
+
+    def stop(self, *, force: bool = False) -> None:
+        """Stop the server if it was started here, or in any case with `force`."""
+        atexit.unregister(self.stop)
+        if not (force or self.started_here) or not self._folder.exists:
+            return
+        with self._folder.turn():
+            starter = self._folder.starter()
+            # Another process may have stopped our server and started its own since.
+            if force or (starter and starter.pid == os.getpid()):
+                self._postmaster.end()
+            if self._throwaway:
+                shutil.rmtree(self.directory, ignore_errors=True)
+        self._postmaster.reap()
+        self._starter_pid = None
+
+    def delete(self) -> None:
+        """Stop the server and remove its data for good."""
+        self.stop(force=True)
+        if self._folder.exists:
+            with self._folder.turn():
+                self._folder.empty()
+
+    def _join(self) -> bool:
+        """Tell whether a server already runs that will stay; see off one that is about to end."""
+        if not self._folder.in_use:
+            return False
+        starter = self._folder.starter()
+        if starter and (starter.detached or starter.pid == os.getpid()):
+            return self._postmaster.becomes_ready()
+        # A starter killed a moment ago may not have noticed yet, nor its server.
+        ended = wait_until(lambda: starter is None or not starter.alive, _FAREWELL_SECONDS)
+        if starter and not ended and self._folder.in_use:
+            raise ServerError(
+                f"process {starter.pid} started the server in {self.directory} and will stop it: "
+                "wait for its end and run `notifyq server start`, or use --dsn"
+            )
+        self._postmaster.end()
+        return False
+
+    def _start(self, *, detached: bool) -> None:
+        account = self._folder.account()
+        if not programs.passes(self.directory, account):
+            raise ServerError(
+                f"user {account and account.name}, who runs the server, cannot enter "
+                f"{self.directory}: set NOTIFYQ_HOME to a directory outside of private ones"
+            )
+        binaries = programs.reachable(self.binaries, account)
+        version = programs.version(binaries, account)
+        self._require_data_of(version)
+        self._folder.remember(Starter(pid=os.getpid(), detached=detached, version=version))
+        settings = self._settings
+        if programs.has_cron(binaries):
+            settings = self._cron_settings() | settings
+        try:
+            if not self._folder.data.exists():
+                cluster.create(self._folder, binaries, self._database, durable=not self._throwaway)
+            self._postmaster.launch(binaries, settings, detached=detached)
+        except BaseException:
+            self._postmaster.end()
+            self._postmaster.reap()
+            raise
+        if not detached:
+            self._starter_pid = os.getpid()
+            atexit.register(self.stop)
+
+    def _require_data_of(self, version: str) -> None:
+        label = self._folder.data / "PG_VERSION"
+        if label.exists() and (maker := label.read_text().strip()) != version.split(".")[0]:
+            raise ServerError(
+                f"the data in {self.directory} needs PostgreSQL {maker}, and this is {version}: "
+                "set NOTIFYQ_PG_BIN, or start afresh after `notifyq server stop --delete`"
+            )
+
+    def _cron_settings(self) -> dict[str, str]:
+        return {
+            "shared_preload_libraries": "pg_cron",
+            "cron.database_name": self._database,
+            "cron.use_background_workers": "on",  # its other way, a connection, knows no password
+        }
+
+    def _dsn(self, state: State | None) -> str:
+        if state is None:
+            raise ServerError(f"no server runs in {self.directory}: run `notifyq server start`")
+        password = quote(self._folder.password(), safe="")
+        database = quote(self._database, safe="")
+        return f"postgresql://postgres:{password}@127.0.0.1:{state.port}/{database}"
+
+
+def development() -> Server:
+    """Return the persistent development server of this user."""
+    return Server(home())

@@ -1,0 +1,1 @@
+"""Streams, and one subscription as a program reads it."""

@@ -1,0 +1,1 @@
+"""Claim, dispatch, settle, and stop in order."""

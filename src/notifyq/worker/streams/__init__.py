@@ -1,0 +1,1 @@
+"""Serve the subscriptions of a worker."""
