@@ -19,6 +19,7 @@ import asyncpg
 
 from notifyq import DatabaseError, State, Status
 from notifyq.schema import install
+from notifyq.schema.files import init_files
 from notifyq.server import Server
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _functions(rows: Iterable[asyncpg.Record]) -> list[str]:
     for row in rows:
         by_name.setdefault(row["name"], []).append(row)
     parts: list[str] = []
-    for path in sorted(INIT.glob("*.sql")):
+    for path in init_files(INIT.parent):
         text = path.read_text(encoding="utf-8")
         names = re.findall(r"create or replace (?:function|procedure) messages\.([a-z]\w*)\(", text)
         if names:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import asyncpg
 
+from notifyq.schema.files import init_files
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 ROOT = Path(__file__).parents[1]
-INIT_FILES = sorted((ROOT / "db/init").glob("*.sql"))
+INIT_FILES = init_files(ROOT / "db")
 
 
 class Connect(Protocol):

@@ -1,8 +1,5 @@
 -- Check: an install that is not whole fails here, not in production; then its version is recorded.
 --
--- owns:    nothing
--- writes:  messages.schema_version, messages.origin
--- calls:   messages.version, messages._missing, messages._here
 -- raises:  NQ902 the install is not whole
 
 do $$

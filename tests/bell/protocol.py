@@ -53,8 +53,8 @@ async def settled(session: Connection, since: str) -> bool:
 class Sleeper:
     """A worker with slots for everything, taken apart: attend, look, leave, last look.
 
-    It is the protocol of common/notify.sql with nothing around it. Whatever the order of steps, it ends
-    asleep, having claimed everything, or a bell rings after its last look began.
+    It is the protocol of common/notify.sql with nothing around it. Whatever the order of steps, it
+    ends asleep, having claimed everything, or a bell rings after its last look began.
     """
 
     def __init__(self, session: Connection, bells: Bells, queue: str) -> None:

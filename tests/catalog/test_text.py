@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from database import INIT_FILES, ROOT
+from notifyq.schema.files import relative
 
-FILES = sorted((ROOT / "db").rglob("*.sql"))
-CODE_FILES = [file for file in INIT_FILES if not re.match(r"[01]\d[a-z]?_", file.name)]
+CHAPTERS = sorted((ROOT / "db/init").glob("*.sql"))
+FILES = [*INIT_FILES, *sorted((ROOT / "db/migrations").glob("*.sql"))]
+CODE_FILES = [file for file in INIT_FILES if file.parent.name not in {"bootstrap", "tables"}]
 LONGEST = 500
 
-every_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-every_init_file = pytest.mark.parametrize("file", INIT_FILES, ids=lambda file: file.name)
+every_file = pytest.mark.parametrize("file", FILES, ids=relative)
+every_init_file = pytest.mark.parametrize("file", INIT_FILES, ids=relative)
 
 TOKEN = re.compile(
     r"--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|\"[^\"]*\"|\$\$|\w+|[^\w\s]", flags=re.DOTALL
@@ -21,7 +23,6 @@ TOKEN = re.compile(
 CREATED = re.compile(
     r"^create (?:or replace )?(?:function|procedure) (messages\.\w+)", re.MULTILINE
 )
-CALLED = re.compile(r"\bmessages\.(_?\w+)\(")
 
 
 def words(text: str) -> list[str]:
@@ -72,31 +73,29 @@ def test_a_file_leaves_transactions_to_who_runs_it(file: Path) -> None:
 def test_a_file_begins_with_its_header(file: Path) -> None:
     lines = file.read_text().splitlines()
     comment = lines[: next(n for n, line in enumerate(lines) if not line.startswith("--"))]
-    assert re.fullmatch(r"-- [A-Z][a-z ]+: .+\.", comment[0])
-    assert comment[1] == "--"
-    keys = [found[1] for line in comment[2:] if (found := re.match(r"-- (\w+):  ? +\S", line))]
-    without_calls = ["owns", "writes", "raises"]
-    assert keys in (without_calls, ["owns", "writes", "calls", "raises"])
-    assert "calls" in keys or file not in CODE_FILES
+    assert re.fullmatch(r"-- [A-Z][A-Za-z ]+: .+", comment[0])
+    assert not re.search(r"^-- (owns|writes|calls):", "\n".join(comment), re.MULTILINE)
 
 
-@pytest.mark.parametrize("file", CODE_FILES, ids=lambda file: file.name)
-def test_the_header_names_every_function_of_other_files_that_is_called(file: Path) -> None:
+@every_init_file
+def test_the_header_names_the_errors_that_the_file_raises(file: Path) -> None:
     text = file.read_text()
-    header = text[: text.index("\n\n")]
-    body = code(text)
-    own = {name.removeprefix("messages.") for name in CREATED.findall(text)}
-    granted_or_commented = re.compile(
-        r"comment on (?:function|procedure) messages\.\w+\(|"
-        r"grant execute on (?:function|routine).*?;|"
-        r"^create (?:or replace )?(?:function|procedure) messages\.\w+\(|"
-        r"insert into messages\.\w+ ?\(",
-        re.DOTALL | re.MULTILINE,
-    )
-    without_literals = re.sub(r"'(?:[^']|'')*'", "''", granted_or_commented.sub("", body))
-    called = set(CALLED.findall(without_literals)) - own
-    named = set(re.findall(r"messages\.(\w+)", header.partition("-- calls:")[2]))
-    assert called - named == set()
+    header, _, body = text.partition("\n\n")
+    raised = set(re.findall(r"errcode = '(NQ\d+)'", body))
+    assert raised - set(re.findall(r"NQ\d+", header)) == set()
+
+
+def test_a_chapter_is_a_table_of_contents() -> None:
+    for chapter in CHAPTERS[:-1]:
+        lines = chapter.read_text().splitlines()
+        assert re.fullmatch(r"-- [A-Z][a-z]+: .+\.", lines[0])
+        folder = chapter.stem.partition("_")[2]
+        assert all(line.startswith(f"\\ir {folder}/") for line in lines[1:]), chapter.name
+
+
+def test_every_file_is_in_one_chapter() -> None:
+    assert len(CHAPTERS) <= 16
+    assert sorted(INIT_FILES) == sorted({*(ROOT / "db/init").rglob("*.sql")} - {*CHAPTERS[:-1]})
 
 
 def test_no_two_files_define_the_same_function() -> None:
@@ -115,12 +114,6 @@ def test_a_function_is_defined_once_in_its_file() -> None:
 @every_init_file
 def test_a_file_has_one_duty_and_is_not_long(file: Path) -> None:
     assert len(file.read_text().splitlines()) <= LONGEST
-
-
-def test_the_files_run_in_the_order_of_their_numbers() -> None:
-    numbers = [file.name.partition("_")[0] for file in INIT_FILES]
-    assert all(re.fullmatch(r"\d\d[a-z]?", number) for number in numbers)
-    assert numbers == sorted(set(numbers))
 
 
 def test_every_select_names_its_columns() -> None:

@@ -155,7 +155,11 @@ MUTANTS = (
                 "d.xid >= pg_snapshot_xmin(dead_since.seen)",
                 "d.id > concat('0', current_setting('notifyq.last_dead', true))::bigint",
             ),
-            Edit("operations/inspect.sql", "not pg_visible_in_snapshot(d.xid, dead_since.seen)", "true"),
+            Edit(
+                "operations/inspect.sql",
+                "not pg_visible_in_snapshot(d.xid, dead_since.seen)",
+                "true",
+            ),
             Edit(
                 "operations/inspect.sql",
                 "  order by d.archived_at, d.id;\n",

@@ -8,19 +8,28 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.test_listing import archive
-from database import ROOT, session
+from database import INIT_FILES, session
 from notifyq import errors
 from notifyq.cli.hints import HINTS, advised
+from notifyq.schema.files import relative
 
 if TYPE_CHECKING:
     from cli.programs import Notifyq
 
 # What speaks of SQL and no command can meet: of batches, procedures and tables of the caller's.
 _SQL_ONLY = {
-    "stream/batches.sql", "stream/broker.sql", "stream/capture.sql", "stream/captures.sql", "stream/captures.sql",
-    "stream/settle.sql", "queue/owned.sql", "stream/broker_loop.sql", "stream/broker_loop.sql", "queue/typed.sql",
-    "queue/checks.sql", "common/positions.sql", "stream/batches.sql", "bootstrap/schema.sql",
-}  # fmt: skip
+    "init/bootstrap/schema.sql",
+    "init/common/positions.sql",
+    "init/queue/checks.sql",
+    "init/queue/owned.sql",
+    "init/queue/typed.sql",
+    "init/stream/batches.sql",
+    "init/stream/broker.sql",
+    "init/stream/broker_loop.sql",
+    "init/stream/capture.sql",
+    "init/stream/captures.sql",
+    "init/stream/settle.sql",
+}
 _FUNCTION = re.compile(r"messages\.\w+\(|\bselect \w|\b[a-z_]+\(\)|=> ")
 
 
@@ -125,14 +134,14 @@ def test_each_hint_that_speaks_sql_has_one_for_commands() -> None:
     by_state = {kind.sqlstate: kind for kind in errors.DatabaseError.__subclasses__()}
     raises = re.compile(r"raise exception using(.*?);\n", re.DOTALL)
     found = 0
-    for file in sorted((ROOT / "db/init").glob("*.sql")):
+    for file in INIT_FILES:
         for text in raises.findall(file.read_text(encoding="utf-8")):
             state = re.search(r"errcode = '(NQ\d+)'", text)
             hint = text.partition("hint = ")[2]
             if state is None or not hint or not _FUNCTION.search(hint):
                 continue
             found += 1
-            assert by_state[state[1]] in HINTS or file.name in _SQL_ONLY, (file.name, hint)
+            assert by_state[state[1]] in HINTS or relative(file) in _SQL_ONLY, (file, hint)
     assert found > 10
 
 

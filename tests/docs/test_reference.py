@@ -175,7 +175,7 @@ def test_every_error_is_in_the_reference() -> None:
 def test_every_sqlstate_has_a_class_and_is_in_the_reference() -> None:
     raised = {
         code
-        for path in (ROOT / "db").glob("*/*.sql")
+        for path in (ROOT / "db").rglob("*.sql")
         for code in re.findall(r"errcode = '(NQ\d{3})'", path.read_text(encoding="utf-8"))
     }
     classes = {error.sqlstate: error.__name__ for error in errors.DatabaseError.__subclasses__()}

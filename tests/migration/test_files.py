@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ def test_an_upgrade_runs_migrations_first_and_leaves_state_files_out() -> None:
     plan = names(schema.plan(1))
     assert plan[0] == "migrations/0002_redrive.sql"
     assert plan[len(MIGRATIONS) :] == names(schema.plan(SCHEMA_VERSION))
-    assert not [name for name in plan if re.match(r"init/1\d", name)]
+    assert not [name for name in plan if name.startswith("init/tables/")]
     assert plan[-1] == "init/99_check.sql"
 
 

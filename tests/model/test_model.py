@@ -106,7 +106,7 @@ _QUICK = {"release burns an attempt", "cancel ends what is locked", "retry keeps
 @pytest.mark.parametrize("name", [name for name in MUTANTS if EXAMPLES or name in _QUICK])
 def test_a_change_of_what_they_do_is_found(server: str, template: str, name: str) -> None:
     file, right, wrong = MUTANTS[name]
-    (path,) = (path for path in INIT_FILES if path.name == file)
+    (path,) = (path for path in INIT_FILES if path.match(file))
     text = path.read_text(encoding="utf-8")
     assert right in text
     with machines(server, template) as machine:

@@ -247,7 +247,7 @@ async def test_the_grants_are_shown_and_taken_back(
     assert not await admin.fetchval(revoke, billing)
     await publisher.execute(PUBLISH[0])
     # Nobody pays for the trigger any longer.
-    await install(connection, [file for file in INIT_FILES if file.name.startswith("72")])
+    await install(connection, [file for file in INIT_FILES if file.match("common/access.sql")])
     assert not await connection.fetchval(ENABLED)
     with pytest.raises(QueueNotFoundError):
         await admin.fetchval("select messages.grant_queue('nope', $1)", billing)

@@ -44,3 +44,17 @@ def test_every_module_must_have_a_floor() -> None:
     layers = [c for c in project["tool"]["importlinter"]["contracts"] if c["type"] == "layers"]
     assert layers
     assert all(contract["exhaustive"] for contract in layers)
+
+
+def test_the_contributing_page_lists_the_floors() -> None:
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))
+    [contract] = [
+        c
+        for c in project["tool"]["importlinter"]["contracts"]
+        if c.get("containers") == ["notifyq"]
+    ]
+    page = (ROOT / "docs/contributing.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| floor, from the top | what is there |\n| --- | --- |\n")
+    rows = table.partition("\n\n")[0].splitlines()
+    listed = [row.split(" | ")[0].removeprefix("| ").replace("`", "") for row in rows]
+    assert listed == [layer.replace(" | ", ", ") for layer in contract["layers"]]

@@ -23,7 +23,7 @@ EPOCH = "1700000000"
 SQL_FILES = {
     path.relative_to(ROOT).as_posix()
     for folder in ("init", "migrations")
-    for path in (ROOT / "db" / folder).glob("*.sql")
+    for path in (ROOT / "db" / folder).rglob("*.sql")
 }
 
 

@@ -106,7 +106,7 @@ def test_statements_are_in_their_modules() -> None:
         if not name(path).endswith(_HOMES) and not name(path).startswith(_BESIDE)
         for line in strings(path)
         if _STATEMENT.search(line)
-        and not (name(path).startswith("migrate/") and _BOOKKEEPING.search(line))
+        and not (name(path).startswith("schema/") and _BOOKKEEPING.search(line))
     ]
     assert not found
 
@@ -129,7 +129,7 @@ def strings(path: Path) -> Iterator[str]:
 
 def test_every_statement_of_the_library_calls_a_function() -> None:
     """Behaviour lives in the database: Python reads no table of it and writes none."""
-    text = (SOURCE / "sql.py").read_text(encoding="utf-8")
+    text = (SOURCE / "database/sql.py").read_text(encoding="utf-8")
     called = set(re.findall(r"\bmessages\.([a-z_]+)\(", text))
     named = set(re.findall(r"\bmessages\.([a-z_]+)\b", text))
     assert named - called == {"message_status", "message_state"}

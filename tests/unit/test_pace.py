@@ -23,6 +23,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr("notifyq.worker.prefetch.time", clock)
     return clock
 
 

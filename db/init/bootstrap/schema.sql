@@ -52,8 +52,9 @@ do $$
 declare
   v_installed integer := (select max(s.version) from messages.schema_version as s);
 begin
-  -- The files 10 to 19 create what is missing but never alter a table, so run over an older schema
-  -- they would leave new functions beside old tables. A migration records its version first.
+  -- The files of tables/ create what is missing but never alter a table: run over an older
+  -- schema they would leave new functions beside old tables. A migration records its version
+  -- first.
   if v_installed <> messages.version() then
     raise exception using
       errcode = 'NQ901',

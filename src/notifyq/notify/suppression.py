@@ -1,4 +1,6 @@
-"""What a worker's listening session promises to publishers and to other workers; see common/notify.sql.
+"""What a worker's listening session promises to publishers and other workers.
+
+See common/notify.sql.
 
 A promise is an advisory lock of that session, so it ends with the session, whatever happens.
 """

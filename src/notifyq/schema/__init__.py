@@ -16,7 +16,7 @@ from notifyq.errors import (
     SchemaMissingError,
     SchemaTooOldError,
 )
-from notifyq.schema.files import BEGIN, GIVE_WAY, LOCK, Files, plan, script, sql_root
+from notifyq.schema.files import BEGIN, GIVE_WAY, LOCK, Files, plan, relative, script, sql_root
 from notifyq.schema.state import check_rights, look
 
 if TYPE_CHECKING:
@@ -200,7 +200,8 @@ async def _execute(connection: Connection, path: Path, text: str) -> None:
         raise
     except asyncpg.PostgresError as error:
         line = text.count("\n", 0, int(error.position)) + 1 if error.position else None
-        where = f"{path.name}, line {line}" if line else path.name
+        name = relative(path)
+        where = f"{name}, line {line}" if line else name
         what = f"{where}: {error.args[0]}; nothing was changed"
         if isinstance(error, asyncpg.InsufficientPrivilegeError):
             raise AccessDeniedError(

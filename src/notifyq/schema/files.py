@@ -1,8 +1,9 @@
-"""The SQL files of one version of the schema, and in which order they run.
+r"""The SQL files of one version of the schema, and in which order they run.
 
-`init/NN_what.sql` together install the version; `migrations/NNNN_what.sql` leads to version NNNN
-from the one before. The init files 10 to 19 hold state and leave alone what exists; all others are
-code, run again at each upgrade.
+A chapter, `init/NN_what.sql`, is a table of contents: lines `\ir folder/file.sql`, which psql runs
+in that order. Together the files install the version; `migrations/NNNN_what.sql` leads to version
+NNNN from the one before. The files of folder `tables` hold state and leave alone what exists; all
+others are code, run again at each upgrade.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ end;
 $$;
 """
 
+# psql reads the path from the folder of the chapter.
+_INCLUDE = re.compile(r"^\\ir (\S+)$", re.MULTILINE)
+
 _RECORD = """
 insert into messages.schema_version (version) values ({})
 on conflict on constraint schema_version_version_pk do nothing;
@@ -114,7 +118,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The SQL files of one version of the schema."""
+    r"""The SQL files of one version of the schema."""
 
     init: tuple[Path, ...]
     migrations: tuple[Migration, ...]
@@ -123,7 +127,7 @@ class Files:
     def find(cls, root: Path | None = None) -> Files:
         """Find the files below `root`, by default those that belong to this code."""
         root = root or sql_root()
-        init = sorted((root / "init").glob("*.sql"))
+        init = init_files(root)
         if not init:
             raise SchemaError(f"there are no SQL files in {root}: install notifyq again")
         migrations = sorted((root / "migrations").glob("*.sql"))
@@ -147,7 +151,7 @@ class Files:
         """List what leads from version `installed` to this one, in its order."""
         if installed is None:
             return list(self.init)
-        code = [path for path in self.init if not "10" <= path.name[:2] <= "19"]
+        code = [path for path in self.init if path.parent.name != "tables"]
         return [*(step.path for step in self.pending(installed)), *code]
 
     def text(self, path: Path) -> str:
@@ -162,6 +166,23 @@ def sql_root() -> Path:
     """Return the folder of the SQL files: in the installed package, else in the repository."""
     packaged = Path(__file__).parents[1] / "db"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "db"
+
+
+def init_files(root: Path | None = None) -> list[Path]:
+    """List the init files below `root`, in the order in which the chapters name them."""
+    init = (root or sql_root()) / "init"
+    files: list[Path] = []
+    for chapter in sorted(init.glob("*.sql")):
+        named = _INCLUDE.findall(chapter.read_text(encoding="utf-8"))
+        files += [init / name for name in named] or [chapter]
+    return files
+
+
+def relative(path: Path) -> str:
+    """Name a file from the folder of all SQL files, as in `init/queue/claim.sql`."""
+    parts = path.parts
+    start = max(i for i, part in enumerate(parts) if part in {"init", "migrations"})
+    return "/".join(parts[start:])
 
 
 def plan(installed: int | None, root: Path | None = None) -> list[Path]:
@@ -179,10 +200,7 @@ def script(installed: int | None, root: Path | None = None) -> str:
             f"-- Schema messages of notifyq: from {start} to version {files.version}.\n"
             "-- Run it as the owner: psql -v ON_ERROR_STOP=1 -f <this file>\n\nbegin;\n"
             f"{BEGIN}{guard}",
-            *(
-                f"\n-- {path.parent.name}/{path.name}\n\n{files.text(path)}"
-                for path in files.plan(installed)
-            ),
+            *(f"\n-- {relative(path)}\n\n{files.text(path)}" for path in files.plan(installed)),
             f"{GIVE_WAY}\ncommit;\n",
         )
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from notifyq.database import sql
 from notifyq.operations.doctor.finding import Fix, fail, ok, skipped, warn
-from notifyq.schema import sql_root
+from notifyq.schema.files import init_files
 
 if TYPE_CHECKING:
     from notifyq.operations.doctor.finding import Finding, Look
@@ -44,7 +44,7 @@ class _Written:
 def _written() -> _Written:
     functions: dict[str, set[str]] = {}
     options: dict[str, dict[str, str]] = {}
-    for file in sorted((sql_root() / "init").glob("*.sql")):
+    for file in init_files():
         text = file.read_text(encoding="utf-8")
         for name, head, body in _FUNCTION.findall(text):
             is_definer = "security definer" in head
