@@ -132,7 +132,7 @@ async def test_an_interrupted_run_leaves_nothing(place: Path) -> None:
     await until(is_at_work, "a worker writes its history", 60)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate()
-    assert process.returncode == 130, err
+    assert process.returncode == 143, err
     assert not at_work(place)
     assert list(place.iterdir()) == []
 

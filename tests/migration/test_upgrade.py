@@ -204,7 +204,8 @@ async def test_a_migration_that_fails_takes_all_others_back(version_1: str, root
         with pytest.raises(
             SchemaError,
             match=(
-                rf'^{NEXT:04}_broken.sql, line 5: relation "messages.nowhere" does not exist; '
+                rf"^migrations/{NEXT:04}_broken.sql, line 5: "
+                'relation "messages.nowhere" does not exist; '
                 "nothing"
             ),
         ):

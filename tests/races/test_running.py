@@ -222,7 +222,7 @@ async def test_a_claim_without_a_condition_is_found(
     connection: Connection, connect: Connect, mutant: str
 ) -> None:
     right, wrong = MUTANTS[mutant]
-    (path,) = (path for path in INIT_FILES if path.name == "queue/find.sql")
+    (path,) = (path for path in INIT_FILES if path.match("queue/find.sql"))
     text = path.read_text(encoding="utf-8")
     assert text.count(right) == 1
     await connection.execute(text.replace(right, wrong))

@@ -81,6 +81,7 @@ NOTHING = {
         "finish_many": "select messages.finish_many(array[{m}], '{{1}}', "
         "array['success']::messages.message_status[])",
         "retry": "select messages.retry({m}, 1)",
+        "retry_many": "select messages.retry_many(array[{m}], '{{1}}')",
         "release": "select messages.release({m}, 1)",
         "release_many": "select messages.release_many(array[{m}], '{{1}}')",
         "release_orphans": "select messages.release_orphans('w', '{{}}')",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
     from notifyq import Message
     from worker.running import Events
+
+
+@pytest.fixture(autouse=True)
+def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of a test goes from one process to another, and takes no lone surrogate along."""
+    monkeypatch.setattr(logging.getLogger("notifyq.worker"), "disabled", True)
 
 
 def in_async(app: App) -> None:

@@ -167,7 +167,7 @@ as $$
 #variable_conflict use_column
 declare
   v_stream messages.stream := messages._stream(subscribe.stream);
-  v_place messages.batch := messages._place(v_stream, subscribe.place);
+  v_place messages.batch := messages._place(v_stream, coalesce(subscribe.place, 'last'));
 begin
   if exists (select from messages.queue_grant) then
     perform messages._check_access(v_stream.name, 'consume from');
@@ -188,8 +188,8 @@ begin
 end;
 $$;
 comment on function messages.subscribe(text, text, text) is
-  'Let a subscriber see every event of the stream from place on: last (its newest tick, so '
-  'that nothing of the last moments is missed), now, start (the oldest event that is kept), the '
+  'Let a subscriber see every event of the stream from place on: last, or null (its newest tick, '
+  'so that nothing of the last moments is missed), now, start (the oldest event that is kept), the '
   'number of a tick, or a time as text (the newest tick before it). False: it subscribed before, '
   'and is where it was. Raises NQ020 for an unknown stream and NQ003 for a position that there is '
   'not.';

@@ -162,15 +162,16 @@ async def open_database(
 async def _wait_for(look: Callable[[], Awaitable[None]], lasting: timedelta) -> None:
     loop = asyncio.get_running_loop()
     patience = Patience("the start", log, lasting)
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
         loop.add_signal_handler(number, patience.stop)
     try:
         if not await patience.through(look):
             raise typer.Exit
     finally:
-        for number in signals:
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 def run(command: Coroutine[Any, Any, T]) -> T:

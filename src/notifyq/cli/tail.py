@@ -27,6 +27,7 @@ from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_sink
 
 if TYPE_CHECKING:
+    from notifyq.database.pool import Database
     from notifyq.models.event import Event
 
 
@@ -44,21 +45,21 @@ def tail(
     """
     configure_logging(LogLevel.WARNING, LogFormat.TEXT)
 
-    async def follow() -> None:
+    async def follow(database: Database) -> None:
         left = limit
-        async with open_database(dsn, serves=True) as database:
-            if not await Streams(database).info(name):
-                raise StreamNotFoundError(f"there is no stream {name!r}")
-            async for found in Tail(database, name, sink=log_sink).events():
-                for event in found[:left]:
-                    _show(event, as_json=as_json)
-                if left is not None and (left := left - len(found)) <= 0:
-                    return
+        if not await Streams(database).info(name):
+            raise StreamNotFoundError(f"there is no stream {name!r}")
+        async for found in Tail(database, name, sink=log_sink).events():
+            for event in found[:left]:
+                _show(event, as_json=as_json)
+            if left is not None and (left := left - len(found)) <= 0:
+                return
 
     async def follow_until_stopped() -> None:
-        following = asyncio.create_task(follow())
-        with stop_signals(following.cancel), suppress(asyncio.CancelledError):
-            await following
+        async with open_database(dsn, serves=True) as database:
+            following = asyncio.create_task(follow(database))
+            with stop_signals(following.cancel), suppress(asyncio.CancelledError):
+                await following
 
     run(follow_until_stopped())
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from notifyq.arguments import LONGEST, seconds
+from notifyq.errors import ConfigurationError
 from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _duration(name: str, value: Any) -> timedelta | None:
     except (ValueError, OverflowError):
         read = None  # no number, or too many seconds
     if read is None or not -LONGEST <= read <= LONGEST:
-        raise ValueError(f"{name} must be at most 1000 years, not {value!r}")
+        raise ConfigurationError(f"{name} must be at most 1000 years, not {value!r}")
     return read
 
 
@@ -129,7 +130,7 @@ def _instant(name: str, value: datetime) -> datetime:
     except (ValueError, OverflowError):
         # The last instant without a time zone is infinity, which means never.
         if value not in (datetime.max, datetime.min):  # noqa: DTZ901
-            raise ValueError(
+            raise ConfigurationError(
                 f"{name} must be between the years 1 and 9999 in UTC, not {value!r}"
             ) from None
     return value
@@ -138,5 +139,5 @@ def _instant(name: str, value: datetime) -> datetime:
 def _integer(name: str, value: Any, most: int = 2**31) -> int:
     _of(name, value, int, "an integer")
     if not -most <= value < most:
-        raise ValueError(f"{name} must be between {-most} and {most - 1}, not {value}")
+        raise ConfigurationError(f"{name} must be between {-most} and {most - 1}, not {value}")
     return int(value)
