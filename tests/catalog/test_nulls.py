@@ -54,6 +54,7 @@ MEANINGS = {
     "relay_claim.lock_timeout": "that of the queue",
     "relay_claim.worker": "no name",
     "relay_claim.thorough": "false",
+    "forward.place": "last",
     "subscribe.place": "last",
     "retry.give_up": "false",
     "retry_batch.delay": "none",

@@ -217,6 +217,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("mutant", MUTANTS)
 async def test_a_claim_without_a_condition_is_found(
     connection: Connection, connect: Connect, mutant: str
@@ -228,4 +229,4 @@ async def test_a_claim_without_a_condition_is_found(
     await connection.execute(text.replace(right, wrong))
     schedule = await make_schedule(connection, connect, seed=1)
     with pytest.raises(AssertionError):
-        await schedule.run(4000)
+        await schedule.run(40_000)
