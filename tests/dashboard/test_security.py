@@ -245,7 +245,7 @@ async def test_health_shows_no_payload_that_is_hidden(
 def entries(app: Any, method: str) -> list[str]:
     """All addresses that are asked so, with an id where they take one."""
     return [
-        route.path.replace("{id:int}", "1").replace("{id}", "1")
+        route.path.replace("{id:id}", "1").replace("{id}", "1")
         for route in app.router.routes
         if method in (getattr(route, "methods", None) or ())
     ]

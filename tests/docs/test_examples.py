@@ -180,6 +180,7 @@ def parse(args: list[str]) -> None:
 async def prepared(database: str, connection: Connection) -> str:
     """Give a database where messages 1 and 2 are live, 3 and 4 are dead."""
     await connection.execute("""
+      select messages.create_stream('orders'), messages.subscribe('orders', 'warehouse');
       select messages.create_queue('billing', max_attempts => 1);
       select messages.publish_many('billing', array['1', '2', '3', '4']::jsonb[]);
       select messages.finish(c.id, c.lock_token, 'failed', 'no')

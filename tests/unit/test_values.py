@@ -68,7 +68,7 @@ WRONG_OF_SUBSCRIBERS: list[tuple[dict[str, Any], str]] = [
     ({"batch": "3"}, "batch must be between 1 and 10000, not '3'"),
     ({"members": 0}, "members must be between 1 and 64, not 0"),
     ({"stream": 5}, "stream must be a text, not 5"),
-    ({"subscriber": None}, "subscriber must be a text, not None"),
+    ({"subscriber": None}, "a subscriber needs the name of its stream and its own"),
 ]
 
 

@@ -150,7 +150,7 @@ async def test_a_delay_beyond_all_dates_leaves_it_to_the_queue(
     assert 0.9 < delay(attempt) < 2.1
     message = await app.archive.find(id_)
     assert message is not None
-    assert "retried by the queue's backoff, not after" in (message.details or "")
+    assert "retried by the queue's backoff" in (message.details or "")
 
 
 async def test_a_timeout_is_an_error_that_tells_where_the_handler_was(

@@ -273,7 +273,12 @@ begin
     raise object_in_use using
       message = format('a broker of role %I runs in this database already', v_status.role),
       detail = format('It is process %s.', v_status.pid);
-  elsif not exists (select from pg_extension as e where e.extname = 'pg_cron') then
+  elsif not exists (
+    -- to_regclass() raises where the role may not use the schema.
+    select from pg_class as c
+    join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'cron'
+    where c.relname = 'job'
+  ) then
     raise feature_not_supported using
       message = 'pg_cron does not serve this database', hint = substr(v_hint, 4);
   elsif not has_schema_privilege('cron', 'usage') then
