@@ -264,8 +264,9 @@ async def test_a_server_that_is_full_ends_no_worker(database: str, folder: Path)
         with await start as workers:
             proxy.is_closed = True
             os.kill(workers.pids[1], signal.SIGKILL)
-            for _ in range(2):
-                await asyncio.to_thread(workers.hear, "another one follows in ")
+            await asyncio.to_thread(workers.hear, "another one follows in ")
+            # It waits for the server, and ends neither itself nor the others.
+            await asyncio.to_thread(workers.hear, ", try 2 follows in ")
             proxy.is_closed = False
             assert (await asyncio.to_thread(workers.hear_start))[0] == 1
             assert (await asyncio.to_thread(workers.stop, signal.SIGTERM)).code == 0
