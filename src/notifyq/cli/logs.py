@@ -27,6 +27,7 @@ class LogLevel(enum.StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+    CRITICAL = "critical"
 
 
 class _MaskingFormatter(logging.Formatter):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import io
-import logging
 import sysconfig
 import threading
 import tokenize
@@ -22,8 +21,6 @@ MODULES = "demo.modules"
 LIBRARY_QUEUE = "demo.library"
 
 app = App()
-# It fails on purpose, and its table says so: a traceback of that would only alarm.
-logging.getLogger("notifyq.worker").setLevel(logging.CRITICAL)
 
 _parsing = threading.Lock()
 """CPython 3.11 counts the depth of the tree it builds, and the filters of its warnings, in one
