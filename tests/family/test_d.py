@@ -313,5 +313,6 @@ async def test_d13_an_open_take_stops_nobody(
             for turn in range(200):
                 for other in (alone, beside) if turn % 2 else (beside, alone):
                     took[other].append(await work(other))
-        slower = statistics.median(took[beside]) / statistics.median(took[alone])
-        assert slower <= 1.2
+        # The fastest tenth: what the machine does beside this test slows single turns, of either.
+        fastest = {other: statistics.quantiles(times, n=10)[0] for other, times in took.items()}
+        assert fastest[beside] <= 1.2 * fastest[alone]
