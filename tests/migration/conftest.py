@@ -27,6 +27,14 @@ async def filled(database: str) -> str:
 
 
 @pytest.fixture
+async def full(filled: str) -> str:
+    """Give that database with a queue that is not durable and a stream besides."""
+    async with session(filled) as connection:
+        await connection.execute((HERE / "more_data.sql").read_text(encoding="utf-8"))
+    return filled
+
+
+@pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Give a copy of the SQL files, to be changed by the test."""
     for folder in ("init", "migrations"):

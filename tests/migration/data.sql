@@ -1,4 +1,4 @@
--- Messages in every state, and events.
+-- Messages in every state.
 
 select messages.create_queue(
   'bills', lock_timeout => '5 minutes', max_attempts => 3, backoff => '10 seconds', bell => 'off',
@@ -29,10 +29,3 @@ select messages.claim(array['bills'], worker => 'w2');
 select messages.publish('bills', '{"bill": 2}', dedup_key => 'two');
 select messages.publish_many('closed', array['"a"', 'null']::jsonb[]);
 select messages.publish('bills', '{"bill": 3}', delay => '1 hour');
-
--- In a queue that is not durable, whose table is a child of the other while there is one; and events.
-select messages.create_queue('quick', durable => false);
-select messages.publish('quick', '"quick"');
-select messages.create_stream('log');
-select messages.subscribe('log', 'reader');
-insert into messages.stream_event (stream, message) values ('log', '1'), ('log', '2');

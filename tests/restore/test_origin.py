@@ -8,7 +8,7 @@ import pytest
 
 from database import value
 from notifyq.errors import ForeignPositionError, InvalidArgumentError
-from restore.readers import burn, dead_since, kill, position
+from restore.readers import burn, dead_since, position
 
 if TYPE_CHECKING:
     from database import Connection
