@@ -351,13 +351,22 @@ _CATALOG = (
     join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'messages'
     """,
     f"""
-    select format('sequence %s: %s from %s to %s by %s, cycle %s', c.relname, s.seqtypid::regtype,
-      s.seqmin, s.seqmax, s.seqincrement, s.seqcycle)
+    select format('sequence %s: %s from %s to %s by %s, cycle %s, of %s %s', c.relname,
+      s.seqtypid::regtype, s.seqmin, s.seqmax, s.seqincrement, s.seqcycle, a.attrelid::regclass,
+      a.attname)
     from {_RELATIONS} join pg_sequence as s on s.seqrelid = c.oid
+    left join pg_depend as d on d.classid = 'pg_class'::regclass and d.objid = c.oid
+      and d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i')
+    left join pg_attribute as a on a.attrelid = d.refobjid and a.attnum = d.refobjsubid
     """,
     f"""
     select format('view %s: %s', c.relname, pg_get_viewdef(c.oid))
     from {_RELATIONS} where c.relkind = 'v'
+    """,
+    """
+    select format('rule %s on %s: %s', r.rulename, r.ev_class::regclass, pg_get_ruledef(r.oid))
+    from pg_rewrite as r join pg_class as c on c.oid = r.ev_class
+    join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'messages'
     """,
     f"""
     select format('function %s: owner %s, source %s, settings %s, definer %s, comment %s',

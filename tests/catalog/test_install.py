@@ -80,6 +80,8 @@ async def test_the_lines_of_a_catalog_tell_any_difference(connection: Connection
         "alter table messages.message disable trigger published",
         "create or replace view messages.dead_message as select a.* "
         "from messages.message_archive as a where a.status = 'failed'",
+        "create or replace rule publish as on insert to messages.stream_event do instead nothing",
+        "alter sequence messages.event_id_seq owned by none",
         "alter type messages.message_state add value 'x'",
         "alter table messages.queue drop constraint queue_bell_ck",
         "alter table messages.message alter id set generated always",

@@ -69,7 +69,7 @@ def test_a_file_leaves_transactions_to_who_runs_it(file: Path) -> None:
     assert re.findall(r"^\s*(begin|commit|rollback)\b", outside, re.MULTILINE) == []
 
 
-@every_init_file
+@every_file
 def test_a_file_begins_with_its_header(file: Path) -> None:
     lines = file.read_text().splitlines()
     comment = lines[: next(n for n, line in enumerate(lines) if not line.startswith("--"))]

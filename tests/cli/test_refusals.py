@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from database import ROOT, session
+from database import session
+from notifyq import schema
 from notifyq.config import with_database
 
 if TYPE_CHECKING:
@@ -129,8 +130,12 @@ def test_schema_that_is_not_installed(anywhere: Notifyq, empty_database: str) ->
 
 async def test_schema_that_is_older(anywhere: Notifyq, empty_database: str) -> None:
     async with session(empty_database) as connection:
-        baseline = ROOT / "tests/migration/baseline_0001.sql"
-        await connection.execute(baseline.read_text(encoding="utf-8"))
+        await schema.install(connection)
+        await connection.execute("update messages.schema_version set version = 0")
+        await connection.execute(
+            "create or replace function messages.version() returns integer "
+            "language sql immutable as 'select 0'"
+        )
     for line in refusals(anywhere, [*COMMANDS, ("init",), ("demo",)], empty_database):
         assert "run `notifyq migrate`" in line
 

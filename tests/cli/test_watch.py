@@ -212,8 +212,8 @@ BAD_STATES = {
     "binary": (bytes(range(256)), "is not a file that --state wrote"),
     "other": (b'{"some": "json"}\n', "is not a file that --state wrote"),
     "deep": (b"[" * 100_000 + b"\n", "is not a file that --state wrote"),
-    "snapshot": (b'{"system": "1", "snapshot": "x"}\n', "is not a file that --state wrote"),
-    "ids": (b'{"system": "1", "snapshot": "1:2:"}\nx\n', "is not a file that --state wrote"),
+    "position": (b'{"position": "1:2:3:4/x"}\n', "is not a file that --state wrote"),
+    "ids": (b'{"position": "1:2:3:4/1:2:"}\nx\n', "is not a file that --state wrote"),
 }
 
 
@@ -227,30 +227,11 @@ def test_state_that_cannot_be_used(notifyq: Notifyq, tmp_path: Path, kind: str) 
     assert state.read_bytes() == text
 
 
-async def test_state_of_the_package_before_goes_on_and_back(
-    database: str, connection: Connection, tmp_path: Path
-) -> None:
-    state = tmp_path / "state"
-    with watch(database, "--state", state) as watching:
-        assert watching.stop(signal.SIGTERM).code == 0
-    head = json.loads(state.read_text())
-    dead = await kill(connection, 2)
-    # That one knows the first two, and passes over what it does not know.
-    old = {name: head[name] for name in ("system", "snapshot", "queue")}
-    state.write_text(json.dumps(old) + f"\n{dead[0]}\n")
-    with watch(database, "--json", "--state", state) as watching:
-        assert ids(watching, 1) == dead[1:]
-        assert watching.stop(signal.SIGTERM).out == ""
-    kept = json.loads(state.read_text().splitlines()[0])
-    assert kept["position"].endswith("/" + kept["snapshot"])
-    assert kept["position"].startswith(kept["system"] + ":")
-
-
 async def test_since_begins_at_a_time_and_goes_on_from_there(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
-    state.write_text('{"system": "1", "snapshot": "1:2:", "position": "1:2:3:4/1:2:"}\n')
+    state.write_text('{"position": "1:2:3:4/1:2:"}\n')
     await kill(connection, 2)
     since = await connection.fetchval("select clock_timestamp()")
     dead = await kill(connection, 2)
@@ -269,16 +250,12 @@ async def test_since_begins_at_a_time_and_goes_on_from_there(
 
 def test_state_of_another_server(notifyq: Notifyq, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    for text in (
-        # As notifyq wrote it before it knew of databases and timelines.
-        '{"system": "1", "snapshot": "1:2:"}\n',
-        '{"system": "1", "snapshot": "1:2:", "position": "1:2:3:4/1:2:"}\n',
-    ):
-        state.write_text(text)
-        line = notifyq.refused("dead", "watch", "--state", str(state))
-        assert f"{state}: this position is of another server: of 1, and this is" in line
-        assert line.endswith(": give --since INSTANT to have again what died since then\n")
-        assert state.read_text() == text
+    text = '{"position": "1:2:3:4/1:2:"}\n'
+    state.write_text(text)
+    line = notifyq.refused("dead", "watch", "--state", str(state))
+    assert f"{state}: this position is of another server: of 1, and this is" in line
+    assert line.endswith(": give --since INSTANT to have again what died since then\n")
+    assert state.read_text() == text
 
 
 async def test_state_of_another_watch_or_in_no_place(

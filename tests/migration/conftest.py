@@ -1,4 +1,4 @@
-"""Databases as version 1 left them, and roles that may do less than the superuser of the tests."""
+"""Databases with messages in them, files of a second version, and roles with few rights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from database import ROOT, session
+from migration.second import write_second
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,12 +19,19 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-async def version_1(empty_database: str) -> str:
-    """Give the address of a database with version 1 of the schema and messages in it."""
-    async with session(empty_database) as connection:
-        for name in ("baseline_0001.sql", "baseline_0001_data.sql"):
-            await connection.execute((HERE / name).read_text(encoding="utf-8"))
-    return empty_database
+async def filled(database: str) -> str:
+    """Give the address of a database with the schema, and messages in every state."""
+    async with session(database) as connection:
+        await connection.execute((HERE / "data.sql").read_text(encoding="utf-8"))
+    return database
+
+
+@pytest.fixture
+async def full(filled: str) -> str:
+    """Give that database with a queue that is not durable and a stream besides."""
+    async with session(filled) as connection:
+        await connection.execute((HERE / "more_data.sql").read_text(encoding="utf-8"))
+    return filled
 
 
 @pytest.fixture
@@ -32,6 +40,20 @@ def root(tmp_path: Path) -> Path:
     for folder in ("init", "migrations"):
         shutil.copytree(ROOT / "db" / folder, tmp_path / "db" / folder)
     return tmp_path / "db"
+
+
+@pytest.fixture
+def second(root: Path) -> Path:
+    """Give the SQL files of the second version, which only the tests have."""
+    write_second(root)
+    return root
+
+
+@pytest.fixture
+def second_package(second: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the files of the second version be those that belong to this code."""
+    monkeypatch.setattr("notifyq.schema.files.sql_root", lambda: second)
+    return second
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What packages from version 6 on send besides: streams, relays and brokers."""
+"""What packages send besides: streams, relays, brokers and their presence."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ async def use_streams(package: Package) -> None:
     await package.value("ATTEND_STREAM", "s")
     assert await package.fetch("UNATTEND_STREAMS", ["s"])
     await package.fetch("RING_STREAMS", ["s"])
-    for name in ("LEAD", "UNLEAD", "LEAD_IN_TRANSACTION"):
-        assert await package.value(name, ["s"])
     ids = await _publish(package, ["1", "2", "3"])
     assert await package.value("TICK", "s")
     assert [row["id"] for row in await package.fetch("EVENTS_SINCE", seen, "s")] == ids
@@ -50,8 +48,6 @@ async def _publish(package: Package, texts: list[str]) -> list[int]:
 
 
 async def _recover(package: Package) -> None:
-    if not package.has("RECOVER_BATCH"):
-        return
     await _publish(package, ["0"])
     batch = await package.value("NEXT_BATCH", "s", "mine", 3, None, None)
     assert await package.value("RECOVER_BATCH", "s", "mine", 5, None, False) == 1
@@ -110,3 +106,8 @@ async def use_broker(package: Package) -> None:
     assert await package.value("STOP_BROKER", timedelta(0)) is False
     # Before, it would be this session that is stopped.
     assert await package.value("KEEP_PLACE")
+
+
+async def use_presence(package: Package) -> None:
+    await package.fetch("NOTE_WORKER", "w", ["old"], [], 10, 1, False, "host", 1, "0.1.0")
+    await package.fetch("FORGET_WORKER", "w")

@@ -1,4 +1,4 @@
-"""Packages of older versions: what they send, argument for argument."""
+"""What packages send, argument for argument: of this version, and of those released before."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from notifyq.database import sql
+
 if TYPE_CHECKING:
     from database import Connection
 
-OLDER = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
-"""Versions whose statements are kept here, as their packages had them in sql.py."""
+RELEASED = sorted(Path(__file__).parent.glob("released/[0-9]*"))
+"""A folder for each released version that is not this one; db/migrations/README.md says more."""
 NOT_SENT = {"NEW_MESSAGE", "DEAD_MESSAGE", "FINISHED_MESSAGE", "NEW_EVENT"}
 """Names of channels."""
-STATELESS = {"NOW", "PATIENCE", "TRANSACTION", "NUMBER", "RING", "KEEP_ALIVE", "END_SESSION"}
+STATELESS = {
+    "NOW",
+    "PATIENCE",
+    "TRANSACTION",
+    "NUMBER",
+    "RING",
+    "KEEP_ALIVE",
+    "END_SESSION",
+}
 LOCK = timedelta(minutes=1)
 BEHIND: dict[str, Any] = {
     "dedup_key": None,
@@ -26,26 +36,29 @@ BEHIND: dict[str, Any] = {
     "after": None,
     "on_failure": "cancel",
 }
-"""Options that came later, and so stand last."""
 ERROR = ("ValueError", "ouch", "Traceback: …", False)
 NO_KEYS = [*BEHIND.values()]
 UNSAID = (None, None, None, None)
-"""Options of a queue that came after its limits."""
 NO_LIMITS = (*[None] * 8, False, False, None, "reject", *UNSAID)
 
 
-class Package:
-    """Sends the statements of an older package, and knows which of them were sent."""
+def statements_of(folder: Path | None) -> dict[str, str]:
+    """Return the constants of sql.py, of a released version or of this one."""
+    if folder is not None:
+        found: dict[str, str] = json.loads((folder / "statements.json").read_text(encoding="ascii"))
+        return found
+    return {name: it for name, it in vars(sql).items() if name.isupper() and isinstance(it, str)}
 
-    def __init__(self, connection: Connection, version: int) -> None:
-        path = Path(__file__).with_name(f"statements_{version:04}.json")
-        self._statements: dict[str, str] = json.loads(path.read_text(encoding="ascii"))
+
+class Package:
+    """Sends the statements of a package, and knows which of them were sent."""
+
+    def __init__(self, connection: Connection, statements: dict[str, str], version: int) -> None:
+        self._statements = statements
         self._connection = connection
         self.version = version
-        self.left = set(self._statements) - NOT_SENT
-
-    def has(self, name: str) -> bool:
-        return name in self._statements
+        """Of the schema that it works on."""
+        self.left = set(statements) - NOT_SENT
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
         # Where a later one has more parameters than an earlier one, they are the last.

@@ -12,10 +12,11 @@ import pytest
 import typer
 
 from database import catalog_lines, session
+from migration.second import NEXT
 from notifyq import schema as migrate
 from notifyq.cli import schema
 from notifyq.database.sql import SCHEMA_VERSION
-from notifyq.errors import SchemaMissingError
+from notifyq.errors import SchemaMissingError, SchemaTooOldError
 from notifyq.server import debian_binaries
 
 if TYPE_CHECKING:
@@ -77,50 +78,68 @@ def test_init_tells_what_it_did(empty_database: str, capsys: pytest.CaptureFixtu
     assert noted(empty_database) == [("schema.init", {"before": None, "version": SCHEMA_VERSION})]
 
 
-def test_migrate_tells_what_it_did(version_1: str, capsys: pytest.CaptureFixture[str]) -> None:
-    schema.migrate(dsn=version_1)
+def test_migrate_tells_what_it_did(
+    filled: str, second_package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema.migrate(dsn=filled)
     out, err = capsys.readouterr()
-    upgraded = f"schema messages upgraded from version 1 to {SCHEMA_VERSION} in {place(version_1)}"
+    upgraded = (
+        f"schema messages upgraded from version {SCHEMA_VERSION} to {NEXT} in {place(filled)}"
+    )
     assert out.startswith(upgraded)
     assert err == NOTE
-    schema.migrate(dsn=version_1, as_json=True)
+    schema.migrate(dsn=filled, as_json=True)
     report = json.loads(capsys.readouterr().out)
-    assert (report["before"], report["version"]) == (SCHEMA_VERSION, SCHEMA_VERSION)
+    assert (report["before"], report["version"]) == (NEXT, NEXT)
     assert report["is_changed"] is False
     assert report["notices"] == [NOTE.removeprefix("notifyq: ").strip()]
-    assert report["files"] == [str(path) for path in migrate.plan(SCHEMA_VERSION)]
-    assert noted(version_1) == [("schema.migrate", {"before": 1, "version": SCHEMA_VERSION})]
+    assert report["files"] == [str(path) for path in migrate.plan(NEXT)]
+    assert noted(filled) == [("schema.migrate", {"before": SCHEMA_VERSION, "version": NEXT})]
+
+
+def test_init_over_an_older_version_asks_for_an_upgrade(
+    filled: str, second_package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SchemaTooOldError, match="run `notifyq migrate`"):
+        schema.init(dsn=filled)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_dry_run_lists_files_and_changes_nothing(
-    version_1: str, capsys: pytest.CaptureFixture[str]
+    filled: str, second_package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = catalog(version_1)
-    files = [str(path) for path in migrate.plan(1)]
-    schema.migrate(dsn=version_1, dry_run=True)
+    before = catalog(filled)
+    files = [str(path) for path in migrate.plan(SCHEMA_VERSION)]
+    schema.migrate(dsn=filled, dry_run=True)
     assert capsys.readouterr().out.splitlines() == files
-    schema.migrate(dsn=version_1, dry_run=True, as_json=True)
-    assert json.loads(capsys.readouterr().out) == {"before": 1, "files": files}
-    assert catalog(version_1) == before
+    schema.migrate(dsn=filled, dry_run=True, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"before": SCHEMA_VERSION, "files": files}
+    assert catalog(filled) == before
 
 
 def test_a_script_upgrades_once(
-    version_1: str, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    filled: str,
+    empty_database: str,
+    second_package: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before = catalog(version_1)
-    schema.migrate(dsn=version_1, sql=True)
+    schema.init(dsn=empty_database)
+    capsys.readouterr()
+    before = catalog(filled)
+    schema.migrate(dsn=filled, sql=True)
     text = capsys.readouterr().out
-    assert catalog(version_1) == before
-    done = psql(version_1, text, tmp_path)
+    assert catalog(filled) == before
+    done = psql(filled, text, tmp_path)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert catalog(version_1) == catalog(database)
-    again = psql(version_1, text, tmp_path)
+    assert catalog(filled) == catalog(empty_database)
+    again = psql(filled, text, tmp_path)
     assert again.returncode == 3
-    refused = f"this script starts from version 1, but version {SCHEMA_VERSION} is installed"
+    refused = f"this script starts from version {SCHEMA_VERSION}, but version {NEXT} is installed"
     assert refused in again.stderr
     # The next script renews the code of the same version.
-    assert psql(version_1, migrate.script(SCHEMA_VERSION), tmp_path).returncode == 0
-    assert catalog(version_1) == catalog(database)
+    assert psql(filled, migrate.script(NEXT), tmp_path).returncode == 0
+    assert catalog(filled) == catalog(empty_database)
 
 
 def test_a_script_installs(
@@ -136,19 +155,24 @@ def test_a_script_installs(
     assert refused in again.stderr
 
 
-async def test_a_script_runs_through_any_driver(version_1: str, database: str) -> None:
-    async with session(version_1) as upgraded, session(database) as fresh:
-        await upgraded.execute(migrate.script(1))
+async def test_a_script_runs_through_any_driver(
+    filled: str, empty_database: str, second: Path
+) -> None:
+    async with session(filled) as upgraded, session(empty_database) as fresh:
+        await upgraded.execute(migrate.script(SCHEMA_VERSION, second))
+        await migrate.install(fresh, second)
         assert await catalog_lines(upgraded) == await catalog_lines(fresh)
 
 
-def test_a_script_that_fails_changes_nothing(version_1: str, root: Path, tmp_path: Path) -> None:
-    (root / "migrations/0003_broken.sql").write_text(
+def test_a_script_that_fails_changes_nothing(filled: str, second: Path, tmp_path: Path) -> None:
+    (second / f"migrations/{NEXT + 1:04}_broken.sql").write_text(
         "-- breaking: no\n-- needs: owner\n\nselect 1 / 0;\n"
     )
-    before = catalog(version_1)
-    assert "division by zero" in psql(version_1, migrate.script(1, root), tmp_path).stderr
-    assert catalog(version_1) == before
+    before = catalog(filled)
+    assert (
+        "division by zero" in psql(filled, migrate.script(SCHEMA_VERSION, second), tmp_path).stderr
+    )
+    assert catalog(filled) == before
 
 
 def test_a_preview_needs_a_schema(empty_database: str) -> None:

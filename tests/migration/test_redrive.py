@@ -1,4 +1,4 @@
-"""Version 2: dead messages are published again, each once."""
+"""Redrive: dead messages are published again, each once."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import pytest
 
 from database import ROOT, publish, session, until
 from migration.programs import APP, running
+from migration.second import NEXT, write_second
 from notifyq import App, schema
 from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import SchemaError, SchemaTooNewError
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
     from database import Connection
 
-NEXT = SCHEMA_VERSION + 1
 CLAIM = "messages.claim(text[], integer, interval, text, jsonpath, boolean, integer[], jsonpath[])"
-FINISH_MANY = "messages.finish_many(bigint[], bigint[], messages.message_status[], text[], jsonb[])"
+GONE = (
+    CLAIM.replace(")", ", text)"),
+    "messages.finish_many(bigint[], bigint[], messages.message_status[], text[], jsonb[])",
+)
 REFUSED = (
     f"version {NEXT} of the schema is installed, which serves notifyq from schema {NEXT} on, and "
     f"this one is of {SCHEMA_VERSION}: upgrade the package"
@@ -32,12 +35,7 @@ REFUSED = (
 
 def replace(root: Path, *, serves: int, drops: str = "") -> None:
     """Make the files of the next version; its contract step may drop a function."""
-    (root / f"migrations/{NEXT:04}_next.sql").write_text("-- breaking: no\n-- needs: owner\n")
-    source = root / "init/bootstrap/schema.sql"
-    version, between, rest = source.read_text().split("  select ", 2)
-    between = between.replace(f"{SCHEMA_VERSION};", f"{NEXT};", 1)
-    oldest = rest.partition(";")[2]
-    source.write_text(f"{version}  select {between}  select {serves};{oldest}")
+    write_second(root, serves=serves)
     if drops:
         (root / "init/98z_contract.sql").write_text(f"drop function {drops};\n")
 
@@ -125,7 +123,7 @@ async def test_a_worker_stops_when_the_schema_serves_it_no_more(
         await app.work()
 
 
-@pytest.mark.parametrize("gone", [CLAIM, FINISH_MANY])
+@pytest.mark.parametrize("gone", GONE)
 async def test_a_call_that_the_schema_does_not_know_any_more_ends_the_worker_and_loses_nothing(
     replaced: Connection, root: Path, app: App, gone: str
 ) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
+import re
+import shutil
 import signal
-import subprocess
-import tarfile
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -15,6 +14,7 @@ import pytest
 
 from database import ROOT, session, until
 from migration.programs import APP, running
+from migration.second import NEXT
 from notifyq import schema
 from notifyq.database.sql import SCHEMA_VERSION
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
     from database import Connection
 
-OLD = "646d542fe6df"
-"""The last commit whose package is of version 3 of the schema."""
-
 
 @pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """Give the sources of the older package, as git has them."""
-    try:
-        packed = subprocess.run(
-            ["git", "-C", str(ROOT), "archive", OLD, "src", "db"], capture_output=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"the history of the repository is not here: {error}")
-    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as files:
-        files.extractall(tmp_path / "old", filter="data")
-    return tmp_path / "old/src"
+def new(second: Path) -> Path:
+    """Give the sources of a package of the second version; they find its SQL files beside them."""
+    source = second.with_name("src")
+    shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+    statements = source / "notifyq/database/sql.py"
+    text, count = re.subn(
+        rf"^SCHEMA_VERSION = {SCHEMA_VERSION}$",
+        f"SCHEMA_VERSION = {NEXT}",
+        statements.read_text(encoding="utf-8"),
+        flags=re.MULTILINE,
+    )
+    assert count == 1
+    statements.write_text(text, encoding="utf-8")
+    return source
 
 
 class Load:
@@ -90,25 +90,26 @@ class Load:
 
 
 async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
-    empty_database: str, old: Path, tmp_path: Path
+    empty_database: str, new: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
-    new = ROOT / "src"
+    old = ROOT / "src"
     worker = (empty_database, "worker", "shop:app")
     with running(tmp_path, old, empty_database, "init") as init:
         assert await init.ended() == 0, init.said
     async with session(empty_database) as connection, session(empty_database) as owner:
         load = Load(connection)
-        assert await schema.installed_version(owner) == 3
+        assert await schema.installed_version(owner) == SCHEMA_VERSION
         with running(tmp_path, new, *worker) as early:
             assert await early.ended() == 1
-            assert f"version 3 of the schema is installed, {SCHEMA_VERSION} is needed" in early.said
+            needed = f"version {SCHEMA_VERSION} of the schema is installed, {NEXT} is needed"
+            assert needed in early.said
         with running(tmp_path, old, *worker) as before:
             await before.says("WorkerStarted")
             async with asyncio.TaskGroup() as group:
                 group.create_task(load.go_on())
-                report = await schema.upgrade(owner)
-            assert (report.before, report.version) == (3, SCHEMA_VERSION)
+                report = await schema.upgrade(owner, new.with_name("db"))
+            assert (report.before, report.version) == (SCHEMA_VERSION, NEXT)
             assert load.refused <= 1
             with running(tmp_path, new, *worker) as after:
                 await after.says("WorkerStarted")
@@ -126,8 +127,11 @@ async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
                     os.kill(program.process.pid, signal.SIGTERM)
                     assert await program.ended() == 0, program.said
                     assert "Traceback" not in program.said
-        # A package of version 3 knows nothing of what a schema serves, and will not start anew.
+        # The package is rolled back: its workers start, and it cannot put old code back.
         with running(tmp_path, old, *worker) as late:
-            assert await late.ended() == 1
-            assert f"version {SCHEMA_VERSION} of the schema is installed, this noti" in late.said
-            assert "upgrade the package" in late.said
+            await late.says("WorkerStarted")
+            await load.go_on(40)
+            await load.drain()
+        with running(tmp_path, old, empty_database, "init") as init:
+            assert await init.ended() == 1
+            assert f"version {NEXT} is installed, this notifyq knows {SCHEMA_VERSION}" in init.said

@@ -1,4 +1,4 @@
-"""Packages of older versions still work with this schema: what they send, and they themselves."""
+"""Packages of a version work with a later schema that serves them: all that they send."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import open_session
-from migration.later import use_broker, use_relay, use_streams
+from database import open_session, session
+from migration.later import use_broker, use_presence, use_relay, use_streams
 from migration.packages import (
     BEHIND,
     ERROR,
     LOCK,
     NO_KEYS,
     NO_LIMITS,
-    OLDER,
+    RELEASED,
     STATELESS,
     UNSAID,
     Package,
+    statements_of,
 )
+from migration.second import NEXT
+from notifyq import schema
 from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import SchemaTooNewError, SchemaTooOldError
 from notifyq.queues.admin import check_versions
@@ -32,13 +35,18 @@ if TYPE_CHECKING:
     from database import Connection
 
 
-@pytest.fixture(params=OLDER)
-async def package(request: pytest.FixtureRequest, database: str) -> AsyncIterator[Package]:
-    """Give each of the older packages, with a session like its own."""
-    connection = await open_session(database)
+@pytest.fixture(params=[None, *RELEASED], ids=lambda folder: folder.name if folder else "this")
+async def package(
+    request: pytest.FixtureRequest, empty_database: str, second: Path
+) -> AsyncIterator[Package]:
+    """Give this package on the second schema, and released ones on this schema."""
+    folder: Path | None = request.param
+    async with session(empty_database) as owner:
+        await schema.install(owner, None if folder else second)
+    connection = await open_session(empty_database)
     # Theirs has no codec for jsonb.
     await connection.reset_type_codec("jsonb", schema="pg_catalog")
-    yield Package(connection, request.param)
+    yield Package(connection, statements_of(folder), SCHEMA_VERSION if folder else NEXT)
     await connection.close()
 
 
@@ -54,15 +62,15 @@ async def publish(package: Package, text: str, **changes: Any) -> int:
 
 
 async def test_a_life_of_messages(package: Package) -> None:
-    assert await package.value("VERSION") == SCHEMA_VERSION
+    assert await package.value("VERSION") == package.version
+    [row] = await package.fetch("VERSIONS")
+    assert row["serves"] <= SCHEMA_VERSION
     policy = (LOCK, 2, timedelta(0), timedelta(0), "auto", timedelta(days=3), 1_000_000, *NO_LIMITS)
     assert await package.value("CREATE_QUEUE", "old", *policy)
     await package.fetch("ALTER_QUEUE", "old", *policy)
     for name in package.left & STATELESS:
         given = {"RING": ["new_message"], "END_SESSION": [0, await _now(package)]}
         await package.fetch(name, *given.get(name, []))
-    if package.has("LATER"):
-        await package.value("LATER", LOCK)
     await package.value("SESSION", "nobody")
     seen = await _position(package)
 
@@ -79,12 +87,12 @@ async def test_a_life_of_messages(package: Package) -> None:
     )
     assert [row[0] for row in done] == [row["id"] for row in held[:2]]
     # One attempt is left, then none.
-    for expected in (True, True):
+    for _ in range(2):
         [again] = [row for row in held if row["id"] == first]
         key = (again["id"], again["lock_token"])
-        assert (
-            await package.value("RETRY", *key, timedelta(0), "ouch", "failed", *ERROR) is expected
-        )
+        error = ([timedelta(0)], ["ouch"], ["failed"], *([it] for it in ERROR))
+        retried = await package.fetch("RETRY_MANY", [key[0]], [key[1]], *error)
+        assert len(retried) == 1
         held = [*held[:3], *await claim(package)]
     assert len(await package.fetch("RELEASE_MANY", *_keys(held[2:3]))) == 1
     [orphan] = await claim(package)
@@ -94,7 +102,6 @@ async def test_a_life_of_messages(package: Package) -> None:
     await _bells(package)
     await _grants(package)
     await _daily(package, first)
-    await _since_streams(package)
     [upkeep] = await package.fetch("MAINTAIN")
     report = {"reaped", "staged", "rung", "partitions_made", "partitions_dropped"}
     assert report <= {*upkeep.keys()}
@@ -115,13 +122,9 @@ async def _now(package: Package) -> Any:
 
 
 async def _position(package: Package) -> str:
-    if not package.has("POSITION"):
-        assert int(await package.value("SYSTEM")) != 0
-        return str(await package.value("SNAPSHOT"))
     position = str(await package.value("POSITION"))
     assert await package.value("SNAPSHOT_OF", position)
-    if package.has("KNOWN_POSITION"):
-        assert await package.value("KNOWN_POSITION", position) == position
+    assert await package.value("KNOWN_POSITION", position) == position
     assert await package.fetch("DEAD_FROM", await _now(package), None)
     assert not await package.value("IS_FOREIGN")
     await package.value("ADOPT")
@@ -129,39 +132,31 @@ async def _position(package: Package) -> str:
 
 
 async def _grants(package: Package) -> None:
-    if package.has("GRANT_QUEUE"):
-        await package.value("GRANT_QUEUE", "old", "pg_monitor", True, True)
-        assert len(await package.fetch("QUEUE_GRANTS", "old")) == 1
-        assert await package.value("REVOKE_QUEUE", "old", "pg_monitor")
-        assert await package.value("SERVES") <= package.version
-        await package.fetch("DIAGNOSE")
+    await package.value("GRANT_QUEUE", "old", "pg_monitor", True, True)
+    assert len(await package.fetch("QUEUE_GRANTS", "old")) == 1
+    assert await package.value("REVOKE_QUEUE", "old", "pg_monitor")
+    await package.fetch("DIAGNOSE")
 
 
 async def _bells(package: Package) -> None:
-    if package.has("ATTEND"):
-        await package.value("ATTEND", "old")
-        number = await package.value("UNATTEND", ["old"])
-        await package.value("SETTLED", number or await package.value("NUMBER"))
-        held = await package.value("WATCH", ["old"])
-        await package.value("UNWATCH", ["old"], held)
-        await package.fetch("SUMMON", ["old"], False)
+    await package.value("ATTEND", "old")
+    number = await package.value("UNATTEND", ["old"])
+    await package.value("SETTLED", number or await package.value("NUMBER"))
+    held = await package.value("WATCH", ["old"])
+    await package.value("UNWATCH", ["old"], held)
+    await package.fetch("SUMMON", ["old"], False)
 
 
 async def _daily(package: Package, tried: int) -> None:
-    if not package.has("ATTEMPTS"):
-        return
     attempts = await package.fetch("ATTEMPTS", tried)
     assert [(row["number"], row["details"]) for row in attempts] == [(1, "ouch"), (2, "ouch")]
     await _schedules(package)
     await _flow(package)
     await _outcomes(package)
-
-
-async def _since_streams(package: Package) -> None:
-    if package.has("CREATE_STREAM"):
-        await use_streams(package)
-        await use_relay(package)
-        await use_broker(package)
+    await use_streams(package)
+    await use_relay(package)
+    await use_broker(package)
+    await use_presence(package)
 
 
 async def _flow(package: Package) -> None:
@@ -240,11 +235,14 @@ async def _inspect(package: Package, dead: int, seen: str) -> None:
     assert await package.value("DEAD_DELETE", [dead]) == 1
 
 
-async def test_the_schema_serves_the_versions_that_are_tried_here(connection: Connection) -> None:
-    serves = await connection.fetchval("select messages.serves()")
-    assert list(range(serves, SCHEMA_VERSION)) == OLDER
+async def test_the_files_and_statements_of_each_version_before_are_kept(
+    connection: Connection,
+) -> None:
+    """Else the way from there to here, or what its packages send, would not be tried."""
+    assert [int(folder.name) for folder in RELEASED] == list(range(1, SCHEMA_VERSION))
     broken = [step.version for step in Files.find().migrations if step.is_breaking]
-    assert max(broken, default=1) <= serves
+    serves = await connection.fetchval("select messages.serves()")
+    assert max(broken, default=1) <= serves <= SCHEMA_VERSION
 
 
 def test_a_breaking_migration_says_so(root: Path) -> None:
@@ -254,12 +252,12 @@ def test_a_breaking_migration_says_so(root: Path) -> None:
 
 
 def test_versions_that_fit_and_those_that_do_not() -> None:
-    check_versions(SCHEMA_VERSION, 2)
+    check_versions(SCHEMA_VERSION, 1)
     check_versions(SCHEMA_VERSION, SCHEMA_VERSION)
     check_versions(SCHEMA_VERSION + 5, SCHEMA_VERSION)
-    needed = f"^version 1 of the schema is installed, {SCHEMA_VERSION} is needed: run `notifyq mig"
+    needed = f"^version 0 of the schema is installed, {SCHEMA_VERSION} is needed: run `notifyq mig"
     with pytest.raises(SchemaTooOldError, match=needed):
-        check_versions(1, 1)
+        check_versions(0, 0)
     later = (
         f"^version 99 of the schema is installed, which serves notifyq from schema 98 on, and this "
         f"one is of {SCHEMA_VERSION}: upgrade the package$"

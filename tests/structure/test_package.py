@@ -72,7 +72,7 @@ def names(wheel: Path) -> set[str]:
 def test_the_wheel_has_the_sql_files_and_only_the_package(built: Path) -> None:
     wheel = names(only(built, "*.whl"))
     assert {f"notifyq/{name}" for name in SQL_FILES} <= wheel
-    assert "notifyq/py.typed" in wheel
+    assert {"notifyq/py.typed", "notifyq/db/migrations/README.md"} <= wheel
     info = f"notifyq-{notifyq.__version__}.dist-info/"
     assert all(name.startswith(("notifyq/", "pyspark_notifyq.py", info)) for name in wheel)
     assert f"{info}licenses/LICENSE" in wheel

@@ -2,8 +2,8 @@
 --
 -- A client that cannot read one row reads none of the same result, and a sum that overflows ends a
 -- claim or the upkeep for all queues. So each table has one check over its instants, one over its
--- days, and one over its durations. They are derived from the catalog: a table or a column that is
--- added later has them too. Rows from before get the nearest value in bounds.
+-- days, and one over its durations. They are derived from the catalog: a table or a column that a
+-- migration adds has them too; what is in its rows by then must be in bounds.
 
 do $$
 declare
@@ -44,23 +44,7 @@ begin
         case when b.endless = 'infinity' then format('nullif(%I, %L)', b.column, b.endless)
           else format('%I', b.column) end,
         ', ' order by b.column
-      ) as latest,
-      string_agg(
-        case when b.kind = 'durations' then format(
-          '%I = case when messages._is_duration(%I) then %I'
-          ' else sign(extract(epoch from %I)) * interval ''1000 years'' end',
-          b.column, b.column, b.column, b.column
-        ) else format(
-          '%I = case when %I < ''0001-01-01 00:00:00+00'' then %L'
-          ' when %I >= ''10000-01-01 00:00:00+00'' then %L else %I end',
-          b.column, b.column,
-          case when b.endless = '-infinity' then b.endless else '0001-01-01 00:00:00+00' end,
-          b.column,
-          case when b.endless = 'infinity' then b.endless else '9999-12-31 23:59:59+00' end,
-          b.column
-        ) end,
-        ', ' order by b.column
-      ) as mended
+      ) as latest
     from bounded as b
     left join pg_constraint as k on k.conrelid = b.relation
       and k.conname = replace(b.name, 'message_volatile', 'message') || '_' || b.kind || '_ck'
@@ -75,9 +59,6 @@ begin
       'least(%s) >= %L and greatest(%s) < %L',
       v_table.earliest, '0001-01-01 00:00:00+00', v_table.latest, '10000-01-01 00:00:00+00'
     ) end;
-    execute format(
-      'update messages.%I set %s where not (%s)', v_table.name, v_table.mended, v_check
-    );
     if v_table.is_old then
       execute format(
         'alter table messages.%I drop constraint %I', v_table.name, v_table.constraint

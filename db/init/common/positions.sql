@@ -140,9 +140,8 @@ create or replace function messages.snapshot_of(place text)
   set search_path = pg_catalog, messages, pg_temp
 as $$
 declare
-  -- Those of notifyq before version 4 of the schema name the server only.
   v_parts text[] := regexp_match(
-    place, '^(-?\d+)(?::(\d+):(\d+):(\d+))?/(\d{1,19}:\d{1,19}:[\d,]*)$'
+    place, '^(-?\d+):(\d+):(\d+):(\d+)/(\d{1,19}:\d{1,19}:[\d,]*)$'
   );
   v_here messages.origin := messages._here();
   v_seen pg_snapshot := v_parts[5]::pg_snapshot;

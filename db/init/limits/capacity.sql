@@ -195,16 +195,4 @@ begin
 end;
 $$;
 
--- One that an earlier version has made asks for a setting that anybody may set.
-do $$
-begin
-  if exists (
-    select from pg_trigger as g
-    where g.tgrelid = 'messages.message'::regclass and g.tgname = 'capacity'
-      and position('notifyq.room_' in pg_get_triggerdef(g.oid)) > 0
-  ) then
-    drop trigger capacity on messages.message;
-  end if;
-  perform messages._arm_capacity();
-end;
-$$;
+do $$ begin perform messages._arm_capacity(); end; $$;

@@ -15,15 +15,10 @@ if TYPE_CHECKING:
 
 
 class _Head(BaseModel):
-    """The first line of the file; the ids handed out since that position follow it.
+    """The first line of the file; the ids handed out since that position follow it."""
 
-    `system` and `snapshot` repeat parts of the position, for notifyq of schema 3 and before.
-    """
-
-    system: str = Field(pattern=r"^-?\d+$")
     queue: str | None = None
-    snapshot: str = Field(pattern=r"^\d+:\d+:[\d,]*$")
-    position: str | None = Field(None, pattern=r"^-?\d+(:\d+){3}/\d+:\d+:[\d,]*$")
+    position: str = Field(pattern=r"^-?\d+(:\d+){3}/\d+:\d+:[\d,]*$")
 
 
 class Bookmark:
@@ -55,9 +50,7 @@ class Bookmark:
         self._done.clear()
         self.position = position
         if self._path is not None:
-            server, _, snapshot = position.partition("/")
-            system, *_ = server.split(":")
-            head = _Head(system=system, queue=self._queue, snapshot=snapshot, position=position)
+            head = _Head(queue=self._queue, position=position)
             # Beside it and renamed: a crash leaves the old state or the new one, never a half.
             fresh = self._path.with_name(self._path.name + ".new")
             with _writing(self._path):
@@ -81,7 +74,7 @@ class Bookmark:
         if kept.queue != self._queue:
             of = "all queues" if kept.queue is None else f"--queue {kept.queue}"
             raise ConfigurationError(f"{path} is of {of}: delete it to begin now")
-        self.position = kept.position or f"{kept.system}/{kept.snapshot}"
+        self.position = kept.position
 
 
 @contextmanager

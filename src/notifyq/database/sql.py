@@ -5,11 +5,11 @@ Behaviour lives in the functions of schema messages.
 
 from typing import Final
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 1
 """The version of the schema that these calls need."""
 
 VERSION = "select messages.version()"
-SERVES = "select messages.serves()"
+VERSIONS = "select messages.version() as version, messages.serves() as serves"
 
 # JSON goes over as text: a caller's connection may have a codec of its own for jsonb.
 PUBLISH = """

@@ -124,10 +124,8 @@ class Admin:
 
     async def check_schema(self) -> None:
         """Raise unless the schema in the database is one that this version works with."""
-        installed = await self._database.value(sql.VERSION)
-        # Older ones have not this function.
-        is_newer = installed > sql.SCHEMA_VERSION
-        check_versions(installed, await self._database.value(sql.SERVES) if is_newer else 1)
+        [row] = await self._database.fetch(sql.VERSIONS)
+        check_versions(row["version"], row["serves"])
 
     async def create_queue(self, name: str, policy: Policy | None = None) -> bool:
         """Create a queue. False: it existed, and nothing changed."""

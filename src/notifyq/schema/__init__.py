@@ -112,7 +112,7 @@ async def adopt(connection: Connection) -> bool:
 
 
 def _choose_install(files: Files, state: State) -> list[Path]:
-    if (version := state["installed"]) is not None and files.pending(version):
+    if (version := state["installed"]) is not None and files.is_newer_than(version):
         raise SchemaTooOldError(
             f"version {version} is installed, this notifyq needs {files.version}: "
             "run `notifyq migrate`"

@@ -138,13 +138,18 @@ class Files:
         """The version that they install."""
         return max((step.version for step in self.migrations), default=1)
 
-    def pending(self, installed: int) -> list[Migration]:
-        """Migrations that a database of version `installed` lacks."""
+    def is_newer_than(self, installed: int) -> bool:
+        """Whether a database of version `installed` has to be upgraded; raise if it is newer."""
         if installed > self.version:
             raise SchemaTooNewError(
                 f"version {installed} is installed, this notifyq knows {self.version}: "
                 "use a later notifyq"
             )
+        return installed < self.version
+
+    def pending(self, installed: int) -> list[Migration]:
+        """Migrations that a database of version `installed` lacks."""
+        self.is_newer_than(installed)
         return [step for step in self.migrations if step.version > installed]
 
     def plan(self, installed: int | None) -> list[Path]:

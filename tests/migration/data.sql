@@ -1,4 +1,4 @@
--- Messages in every state, made with the functions of version 1.
+-- Messages in every state.
 
 select messages.create_queue(
   'bills', lock_timeout => '5 minutes', max_attempts => 3, backoff => '10 seconds', bell => 'off',
