@@ -282,7 +282,7 @@ $$;
 -- It locks a message of each key from one key to the next, in one step for each. Where the keys are
 -- fewer than the messages that are wanted, each gives the same number more. The weighted search
 -- would do it, too, at 1.1 (100 keys) to 1.3 times (1500 keys) the processor time of a claim and
--- its finish (notifyq bench --case flow).
+-- its finish, drained 500 at a time as notifyq bench --case flow does.
 
 -- The first message of each key behind one lane and up to another, locked, up to quantity of them,
 -- in the order of their lanes; none of given.
