@@ -6,5 +6,4 @@
 \ir limits/find_limited.sql
 \ir limits/keys.sql
 \ir limits/fair.sql
-\ir limits/fair_turns.sql
 \ir limits/shares.sql

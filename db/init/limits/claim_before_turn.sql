@@ -104,7 +104,6 @@ begin
   -- Where to go on is known from before the turn, what was handed out from within it.
   v_state.natural_look := picked.natural_look;
   v_state.after_lane := picked.after_lane;
-  v_state.lanes := picked.lanes;
   v_state.round := picked.round;
   v_state.had := picked.had;
   v_state.walk_at := picked.walk_at;

@@ -290,9 +290,7 @@ begin
     charged = state.charged,
     booked = state.booked,
     keys_paid_at = state.keys_paid_at,
-    booked_paid_at = state.booked_paid_at,
-    -- What is stored apart and stays the same is not written again.
-    lanes = case when state.lanes is distinct from before.lanes then state.lanes else s.lanes end
+    booked_paid_at = state.booked_paid_at
   where s.queue = before.queue
     and s.number = before.number;
 end;

@@ -189,14 +189,12 @@ create table if not exists messages.flow_state (
   keys_paid_at timestamptz not null default '-infinity',
   booked_paid_at timestamptz not null default '-infinity',
   after_lane bigint,
-  lanes bigint[],
   constraint flow_state_queue_number_pk primary key (queue, number)
 );
 
 -- Each claim may write it: to compress it would cost more than to write it as it is.
 alter table messages.flow_state
-  alter column running set storage external,
-  alter column lanes set storage external;
+  alter column running set storage external;
 
 comment on table messages.flow_state is 'What the claims of a queue with limits leave to the next.';
 comment on column messages.flow_state.queue is 'Name of the queue.';
@@ -230,8 +228,6 @@ comment on column messages.flow_state.booked_paid_at is
   'No bucket in flow_key is full again later than this.';
 comment on column messages.flow_state.after_lane is
   'The lane (see messages._lane()) of the key at which the next look begins; null: the first.';
-comment on column messages.flow_state.lanes is
-  'In which lanes of a fair queue something waits; null: that is not known.';
 
 do $$
 begin
