@@ -98,31 +98,19 @@ class Subscriber(Handler[F_co], Generic[F_co]):
 
     @overload
     async def publish(
-        self: Subscriber[Callable[Concatenate[list[T], ...], Any]],
-        payload: T,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _Of[list[T]], payload: T, /, **options: Unpack[PublishOptions]
     ) -> Handle[Any]: ...
     @overload
     async def publish(
-        self: Subscriber[Callable[Concatenate[Event, ...], Any]],
-        payload: Any = None,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _Of[Event], payload: Any = None, /, **options: Unpack[PublishOptions]
     ) -> Handle[Any]: ...
     @overload
     async def publish(
-        self: Subscriber[Callable[Concatenate[T, ...], Any]],
-        payload: T,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _Of[T], payload: T, /, **options: Unpack[PublishOptions]
     ) -> Handle[Any]: ...
     @overload
     async def publish(
-        self: Subscriber[Callable[[], Any]],
-        payload: Any = None,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _OfNothing, payload: Any = None, /, **options: Unpack[PublishOptions]
     ) -> Handle[Any]: ...
     async def publish(
         self, payload: Any = None, /, **options: Unpack[PublishOptions]
@@ -138,6 +126,12 @@ class Subscriber(Handler[F_co], Generic[F_co]):
     ) -> list[Handle[Any]]:
         """Publish many, all or none; options as for `App.publish_many`."""
         return await self._publish_many(payloads, options)
+
+
+if TYPE_CHECKING:
+    # What subscribers are to `publish`, by what their functions take.
+    _Of = Subscriber[Callable[Concatenate[T, ...], Any]]
+    _OfNothing = Subscriber[Callable[[], Any]]
 
 
 class RegisterSubscriber(Protocol):
