@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from notifyq.arguments import duration, text, whole
+from notifyq.arguments import duration, known_options, text, whole
 from notifyq.errors import ConfigurationError
 from notifyq.handlers.handler import BatchHandler, Handler, MessageHandler
 from notifyq.handlers.resources import Resources, name
@@ -238,10 +237,7 @@ def _policy(said: Policy, **of_handler: Any) -> Policy:
 def _check(
     function: Callable[..., Any], batch: int | None, options: HandlerOptions, *, is_async: bool
 ) -> None:
-    for option in options.keys() - HandlerOptions.__annotations__.keys():
-        close = difflib.get_close_matches(option, HandlerOptions.__annotations__, n=1)
-        hint = f": did you mean {close[0]!r}?" if close else ""
-        raise ConfigurationError(f"a handler has no option {option!r}{hint}")
+    known_options("a handler", options, HandlerOptions.__annotations__)
     whole("batch", batch, _MOST_BATCH)
     whole("max_attempts", options.get("max_attempts"), _MOST_ATTEMPTS)
     policy = options.get("policy")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,7 +17,7 @@ from typing import (
     overload,
 )
 
-from notifyq.arguments import duration, positive, text, whole
+from notifyq.arguments import duration, known_options, positive, text, whole
 from notifyq.errors import ConfigurationError
 from notifyq.handlers.handler import Handler
 from notifyq.handlers.resources import Resources, name
@@ -216,10 +215,7 @@ def _check(
     *,
     is_async: bool,
 ) -> None:
-    for option in options.keys() - SubscriberOptions.__annotations__.keys():
-        close = difflib.get_close_matches(option, SubscriberOptions.__annotations__, n=1)
-        hint = f": did you mean {close[0]!r}?" if close else ""
-        raise ConfigurationError(f"a subscriber has no option {option!r}{hint}")
+    known_options("a subscriber", options, SubscriberOptions.__annotations__)
     for option, most, value in (
         ("batch", _MOST_BATCH, batch),
         ("quantity", _MOST_BATCH, options.get("quantity")),
