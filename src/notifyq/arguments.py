@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from _typeshed import DataclassInstance
 
@@ -72,7 +72,7 @@ def number(name: str, value: Any) -> None:
         raise _wrong(name, "a number", value)
 
 
-def known_options(what: str, given: Iterable[str], options: Iterable[str]) -> None:
+def known_options(what: str, given: Iterable[str], options: Collection[str]) -> None:
     """Raise ConfigurationError for an option that there is not, with the one that is most alike."""
     for option in set(given).difference(options):
         close = difflib.get_close_matches(option, options, n=1)

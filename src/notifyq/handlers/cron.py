@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from notifyq.arguments import known_options
 from notifyq.errors import ConfigurationError
+from notifyq.handlers.build import HandlerOptions, make_handler
 from notifyq.handlers.handler import Handler
-from notifyq.handlers.registry import HandlerOptions, make_handler
 from notifyq.models.payload import encode
 from notifyq.queues.schedules import Schedule
 
