@@ -32,7 +32,7 @@ are awaited, durations are timedeltas or seconds, and errors have a [section of 
 SECTIONS = {
     "The App": ["app.App"],
     "Handlers": [
-        "handlers.registry.HandlerOptions",
+        "handlers.build.HandlerOptions",
         "handlers.handler.Handler",
         "handlers.handler.MessageHandler",
         "handlers.handler.BatchHandler",

@@ -54,8 +54,8 @@ from notifyq.errors import (
     StreamPausedError,
     SubscriptionNotFoundError,
 )
+from notifyq.handlers.build import HandlerOptions
 from notifyq.handlers.handler import BatchHandler, Handler, MessageHandler
-from notifyq.handlers.registry import HandlerOptions
 from notifyq.handlers.retries import Reject, Retry
 from notifyq.handlers.signature import Transaction
 from notifyq.handlers.subscriber import Subscriber, SubscriberOptions

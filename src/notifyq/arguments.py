@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import Field, fields
 from datetime import timedelta
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from _typeshed import DataclassInstance
 
 _DURATION = "timedelta | float"
@@ -67,6 +70,14 @@ def number(name: str, value: Any) -> None:
     """Raise ConfigurationError unless what goes by this name is unset or a number."""
     if value is not None and not isinstance(value, int | float):
         raise _wrong(name, "a number", value)
+
+
+def known_options(what: str, given: Iterable[str], options: Collection[str]) -> None:
+    """Raise ConfigurationError for an option that there is not, with the one that is most alike."""
+    for option in set(given).difference(options):
+        close = difflib.get_close_matches(option, options, n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        raise ConfigurationError(f"{what} has no option {option!r}{hint}")
 
 
 def check_fields(definition: DataclassInstance) -> None:

@@ -19,7 +19,7 @@ from notifyq import errors, telemetry
 from notifyq.cli.main import app as command_line
 from notifyq.cli.output import span
 from notifyq.config import DatabaseSettings, RelaySettings, Settings, WorkerSettings
-from notifyq.handlers.registry import HandlerOptions
+from notifyq.handlers.build import HandlerOptions
 from notifyq.handlers.subscriber import SubscriberOptions
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from notifyq.archive.reader import Archive
 from notifyq.database import sql
 from notifyq.errors import ForeignPositionError
-from notifyq.notify.listener import Listener
-from notifyq.notify.shared import DeliveryCheck
+from notifyq.notify.shared import Listening
 from notifyq.notify.wake import Wake
 
 if TYPE_CHECKING:
@@ -57,17 +56,13 @@ class DeadLetters:
         first = True
         if self._from is None:
             self._from = self._handed = await self._archive.position()
-        async with Listener(
-            self._database.listen_dsn,
+        async with Listening(
+            self._database,
             [sql.DEAD_MESSAGE],
             lambda _channel, _payload: self._wake.set(),
-            settings=self._database.settings,
             name="notifyq dead watch",
-            ping=10,
-            services=[DeliveryCheck(self._database).serve],
             sink=self._sink,
         ) as listener:
-            listener.failed.add_done_callback(lambda _: self._wake.set())
             while True:
                 # Cleared before the look: a bell that rings during it causes another look.
                 self._wake.clear()
@@ -77,8 +72,7 @@ class DeadLetters:
                     first = False
                     self._handed = seen
                     yield dead, seen
-                if listener.failed.done():
-                    listener.failed.result()
+                listener.check()
                 if not dead:
                     await self._wake.rest(self._poll)
 

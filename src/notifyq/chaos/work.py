@@ -22,7 +22,7 @@ from notifyq.worker.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from notifyq.handlers.registry import HandlerOptions
+    from notifyq.handlers.build import HandlerOptions
     from notifyq.queues.batch_completer import Answer, Settled
 
 

@@ -22,8 +22,7 @@ from notifyq.database.retry import retrying
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.outcome import Success
 from notifyq.models.payload import Json, check_json
-from notifyq.notify.listener import Listener
-from notifyq.notify.shared import DeliveryCheck
+from notifyq.notify.shared import Listening
 from notifyq.notify.wake import Wake
 from notifyq.queues.admin import Policy
 from notifyq.queues.claim_client import ClaimClient
@@ -105,8 +104,7 @@ class NotifyqBroker(AsyncBroker):
         in_doubt = False
         while True:
             self._wake.clear()
-            if listener.failed.done():
-                await listener.failed
+            listener.check()
             since = time.monotonic()
             try:
                 messages = await inbox.claim([self._queue], self._prefetch)
@@ -135,14 +133,14 @@ class NotifyqBroker(AsyncBroker):
         self._inbox = None
         await self._app.close()
 
-    async def _start_patiently(self) -> tuple[ClaimClient, Listener]:
+    async def _start_patiently(self) -> tuple[ClaimClient, Listening]:
         lasting = self._app.database.settings.retry_for
         async for attempt in retrying("the start", log, lasting):
             with attempt:
                 return await self._start()
         raise AssertionError  # tenacity returns or raises; this line tells the type checker
 
-    async def _start(self) -> tuple[ClaimClient, Listener]:
+    async def _start(self) -> tuple[ClaimClient, Listening]:
         database = self._app.database
         await self._app.admin.check_schema()
         if not await self._app.admin.queue_info(self._queue):
@@ -150,18 +148,15 @@ class NotifyqBroker(AsyncBroker):
         worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         inbox = self._inbox = ClaimClient(database, worker)
         listener = await self._open.enter_async_context(
-            Listener(
-                database.listen_dsn,
+            Listening(
+                database,
                 [sql.NEW_MESSAGE],
                 self._hear,
-                settings=database.settings,
                 name="notifyq taskiq",
-                ping=10,
-                services=[self._heartbeat.serve, DeliveryCheck(database).serve],
+                services=[self._heartbeat.serve],
                 sink=log_sink,
             )
         )
-        listener.failed.add_done_callback(lambda _: self._wake.set())
         upkeep = asyncio.create_task(Upkeep(database, 1, log_sink).serve())
         self._open.push_async_callback(inbox.close)
         self._open.push_async_callback(asyncio.wait, [upkeep])

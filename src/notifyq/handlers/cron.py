@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any, Unpack
 
+from notifyq.arguments import known_options
 from notifyq.errors import ConfigurationError
+from notifyq.handlers.build import HandlerOptions, make_handler
 from notifyq.handlers.handler import Handler
-from notifyq.handlers.registry import HandlerOptions, make_handler
 from notifyq.models.payload import encode
 from notifyq.queues.schedules import Schedule
 
@@ -45,10 +45,7 @@ def make_cron(
     registry: Registry, publisher: Publishing, cron: str, **options: Unpack[CronOptions]
 ) -> Callable[[Any], Any]:
     """Give what registers a function: with a handler, unless it is one, and with a schedule."""
-    for option in options.keys() - _OPTIONS:
-        close = difflib.get_close_matches(option, _OPTIONS, n=1)
-        hint = f": did you mean {close[0]!r}?" if close else ""
-        raise ConfigurationError(f"a cron function has no option {option!r}{hint}")
+    known_options("a cron function", options, _OPTIONS)
     encode(options.get("payload"))
 
     def register(function: Any) -> Handler[Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from notifyq.errors import ConfigurationError
+from notifyq.handlers.build import make_handler
 from notifyq.handlers.cron import make_cron
 from notifyq.handlers.handler import Publishing
-from notifyq.handlers.registry import Registry, make_handler
+from notifyq.handlers.registry import Registry
 from notifyq.handlers.subscriber import make_subscriber
 from notifyq.telemetry.tracing import make_tracing
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import TracerProvider
 
+    from notifyq.handlers.build import HandlerOptions
     from notifyq.handlers.cron import CronOptions
     from notifyq.handlers.handler import (
         Handler,
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
         RegisterBatch,
         RegisterCron,
     )
-    from notifyq.handlers.registry import HandlerOptions
     from notifyq.handlers.subscriber import RegisterSubscriber, Subscriber, SubscriberOptions
 
 F = TypeVar("F", bound="Callable[..., Any]")

@@ -122,45 +122,27 @@ class MessageHandler(Handler[F_co]):
 
     @overload
     async def publish(
-        self: MessageHandler[Callable[[], Awaitable[R]]],
-        payload: Any = None,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _AsyncOfNothing[R], payload: Any = None, /, **options: Unpack[PublishOptions]
     ) -> Handle[R]: ...
     @overload
     async def publish(
-        self: MessageHandler[Callable[Concatenate[Message, ...], Awaitable[R]]],
-        payload: Any = None,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _AsyncOf[Message, R], payload: Any = None, /, **options: Unpack[PublishOptions]
     ) -> Handle[R]: ...
     @overload
     async def publish(
-        self: MessageHandler[Callable[Concatenate[T, ...], Awaitable[R]]],
-        payload: T,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _AsyncOf[T, R], payload: T, /, **options: Unpack[PublishOptions]
     ) -> Handle[R]: ...
     @overload
     async def publish(
-        self: MessageHandler[Callable[[], R]],
-        payload: Any = None,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _OfNothing[R], payload: Any = None, /, **options: Unpack[PublishOptions]
     ) -> Handle[R]: ...
     @overload
     async def publish(
-        self: MessageHandler[Callable[Concatenate[Message, ...], R]],
-        payload: Any = None,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _Of[Message, R], payload: Any = None, /, **options: Unpack[PublishOptions]
     ) -> Handle[R]: ...
     @overload
     async def publish(
-        self: MessageHandler[Callable[Concatenate[T, ...], R]],
-        payload: T,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _Of[T, R], payload: T, /, **options: Unpack[PublishOptions]
     ) -> Handle[R]: ...
     async def publish(
         self, payload: Any = None, /, **options: Unpack[PublishOptions]
@@ -173,31 +155,22 @@ class MessageHandler(Handler[F_co]):
 
     @overload
     async def publish_many(
-        self: MessageHandler[Callable[Concatenate[Message, ...], Awaitable[R]]],
+        self: _AsyncOf[Message, R],
         payloads: Iterable[Any],
         /,
         **options: Unpack[PublishManyOptions],
     ) -> list[Handle[R]]: ...
     @overload
     async def publish_many(
-        self: MessageHandler[Callable[Concatenate[T, ...], Awaitable[R]]],
-        payloads: Iterable[T],
-        /,
-        **options: Unpack[PublishManyOptions],
+        self: _AsyncOf[T, R], payloads: Iterable[T], /, **options: Unpack[PublishManyOptions]
     ) -> list[Handle[R]]: ...
     @overload
     async def publish_many(
-        self: MessageHandler[Callable[Concatenate[Message, ...], R]],
-        payloads: Iterable[Any],
-        /,
-        **options: Unpack[PublishManyOptions],
+        self: _Of[Message, R], payloads: Iterable[Any], /, **options: Unpack[PublishManyOptions]
     ) -> list[Handle[R]]: ...
     @overload
     async def publish_many(
-        self: MessageHandler[Callable[Concatenate[T, ...], R]],
-        payloads: Iterable[T],
-        /,
-        **options: Unpack[PublishManyOptions],
+        self: _Of[T, R], payloads: Iterable[T], /, **options: Unpack[PublishManyOptions]
     ) -> list[Handle[R]]: ...
     async def publish_many(
         self, payloads: Iterable[Any], /, **options: Unpack[PublishManyOptions]
@@ -213,24 +186,15 @@ class BatchHandler(Handler[F_co]):
 
     @overload
     async def publish(
-        self: BatchHandler[Callable[Concatenate[list[T], ...], Awaitable[Sequence[R]]]],
-        payload: T,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _AsyncOfMany[T, R], payload: T, /, **options: Unpack[PublishOptions]
     ) -> Handle[R]: ...
     @overload
     async def publish(
-        self: BatchHandler[Callable[Concatenate[list[T], ...], Sequence[R]]],
-        payload: T,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _OfMany[T, R], payload: T, /, **options: Unpack[PublishOptions]
     ) -> Handle[R]: ...
     @overload
     async def publish(
-        self: BatchHandler[Callable[Concatenate[list[T], ...], Any]],
-        payload: T,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _OfManyMixed[T], payload: T, /, **options: Unpack[PublishOptions]
     ) -> Handle[Any]: ...
     async def publish(
         self, payload: Any = None, /, **options: Unpack[PublishOptions]
@@ -240,30 +204,32 @@ class BatchHandler(Handler[F_co]):
 
     @overload
     async def publish_many(
-        self: BatchHandler[Callable[Concatenate[list[T], ...], Awaitable[Sequence[R]]]],
-        payloads: Iterable[T],
-        /,
-        **options: Unpack[PublishManyOptions],
+        self: _AsyncOfMany[T, R], payloads: Iterable[T], /, **options: Unpack[PublishManyOptions]
     ) -> list[Handle[R]]: ...
     @overload
     async def publish_many(
-        self: BatchHandler[Callable[Concatenate[list[T], ...], Sequence[R]]],
-        payloads: Iterable[T],
-        /,
-        **options: Unpack[PublishManyOptions],
+        self: _OfMany[T, R], payloads: Iterable[T], /, **options: Unpack[PublishManyOptions]
     ) -> list[Handle[R]]: ...
     @overload
     async def publish_many(
-        self: BatchHandler[Callable[Concatenate[list[T], ...], Any]],
-        payloads: Iterable[T],
-        /,
-        **options: Unpack[PublishManyOptions],
+        self: _OfManyMixed[T], payloads: Iterable[T], /, **options: Unpack[PublishManyOptions]
     ) -> list[Handle[Any]]: ...
     async def publish_many(
         self, payloads: Iterable[Any], /, **options: Unpack[PublishManyOptions]
     ) -> list[Handle[Any]]:
         """Publish many, all or none; options as for `App.publish_many`."""
         return await self._publish_many(payloads, options)
+
+
+if TYPE_CHECKING:
+    # What handlers are to `publish`, by what their functions take: T, a payload, and give: R.
+    _AsyncOf = MessageHandler[Callable[Concatenate[T, ...], Awaitable[R]]]
+    _AsyncOfNothing = MessageHandler[Callable[[], Awaitable[R]]]
+    _Of = MessageHandler[Callable[Concatenate[T, ...], R]]
+    _OfNothing = MessageHandler[Callable[[], R]]
+    _AsyncOfMany = BatchHandler[Callable[Concatenate[list[T], ...], Awaitable[Sequence[R]]]]
+    _OfMany = BatchHandler[Callable[Concatenate[list[T], ...], Sequence[R]]]
+    _OfManyMixed = BatchHandler[Callable[Concatenate[list[T], ...], Any]]
 
 
 class Register(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,7 +17,7 @@ from typing import (
     overload,
 )
 
-from notifyq.arguments import duration, positive, text, whole
+from notifyq.arguments import duration, known_options, positive, text, whole
 from notifyq.errors import ConfigurationError
 from notifyq.handlers.handler import Handler
 from notifyq.handlers.resources import Resources, name
@@ -98,31 +97,19 @@ class Subscriber(Handler[F_co], Generic[F_co]):
 
     @overload
     async def publish(
-        self: Subscriber[Callable[Concatenate[list[T], ...], Any]],
-        payload: T,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _Of[list[T]], payload: T, /, **options: Unpack[PublishOptions]
     ) -> Handle[Any]: ...
     @overload
     async def publish(
-        self: Subscriber[Callable[Concatenate[Event, ...], Any]],
-        payload: Any = None,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _Of[Event], payload: Any = None, /, **options: Unpack[PublishOptions]
     ) -> Handle[Any]: ...
     @overload
     async def publish(
-        self: Subscriber[Callable[Concatenate[T, ...], Any]],
-        payload: T,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _Of[T], payload: T, /, **options: Unpack[PublishOptions]
     ) -> Handle[Any]: ...
     @overload
     async def publish(
-        self: Subscriber[Callable[[], Any]],
-        payload: Any = None,
-        /,
-        **options: Unpack[PublishOptions],
+        self: _OfNothing, payload: Any = None, /, **options: Unpack[PublishOptions]
     ) -> Handle[Any]: ...
     async def publish(
         self, payload: Any = None, /, **options: Unpack[PublishOptions]
@@ -138,6 +125,12 @@ class Subscriber(Handler[F_co], Generic[F_co]):
     ) -> list[Handle[Any]]:
         """Publish many, all or none; options as for `App.publish_many`."""
         return await self._publish_many(payloads, options)
+
+
+if TYPE_CHECKING:
+    # What subscribers are to `publish`, by what their functions take.
+    _Of = Subscriber[Callable[Concatenate[T, ...], Any]]
+    _OfNothing = Subscriber[Callable[[], Any]]
 
 
 class RegisterSubscriber(Protocol):
@@ -222,10 +215,7 @@ def _check(
     *,
     is_async: bool,
 ) -> None:
-    for option in options.keys() - SubscriberOptions.__annotations__.keys():
-        close = difflib.get_close_matches(option, SubscriberOptions.__annotations__, n=1)
-        hint = f": did you mean {close[0]!r}?" if close else ""
-        raise ConfigurationError(f"a subscriber has no option {option!r}{hint}")
+    known_options("a subscriber", options, SubscriberOptions.__annotations__)
     for option, most, value in (
         ("batch", _MOST_BATCH, batch),
         ("quantity", _MOST_BATCH, options.get("quantity")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import asyncpg
 
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from notifyq.database.pool import Database
-    from notifyq.notify.listener import Service
+    from notifyq.notify.listener import Bell, Service
     from notifyq.notify.session import Session
     from notifyq.telemetry import Sink
+
+_PING = 10.0
+"""Seconds between two proofs that a session is alive."""
 
 
 class DeliveryCheck:
@@ -71,6 +74,51 @@ def same_database(database: Database) -> Service:
     return check
 
 
+class Listening(Listener):
+    """A listening session of a database, for who looks again after each bell.
+
+    It tries whether bells arrive, and reports one when it has given up, so that the next look
+    comes at once: `check()` before each wait says why.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        channels: Sequence[str],
+        on_bell: Bell,
+        *,
+        name: str,
+        services: Sequence[Service] = (),
+        sink: Sink,
+    ) -> None:
+        self._delivery = DeliveryCheck(database)
+        super().__init__(
+            database.listen_dsn,
+            channels,
+            on_bell,
+            settings=database.settings,
+            name=name,
+            ping=_PING,
+            services=[*services, self._delivery.serve],
+            sink=sink,
+        )
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self.failed.add_done_callback(lambda _: self._on_bell("", ""))
+        return self
+
+    @property
+    def hears(self) -> bool:
+        """Whether bells are known to arrive: through some poolers none does."""
+        return self._delivery.hears
+
+    def check(self) -> None:
+        """Raise the error after which it gave up, if it has."""
+        if self.failed.done():
+            self.failed.result()
+
+
 class SharedListener:
     """Listens to channels from the first `listen()` to `close()`.
 
@@ -93,14 +141,13 @@ class SharedListener:
         self._name = name
         self._sink = sink
         self._starting = asyncio.Lock()
-        self._listener: Listener | None = None
-        self._hearing: DeliveryCheck | None = None
+        self._listener: Listening | None = None
         self.is_closed = False
 
     @property
     def hears(self) -> bool:
         """Whether bells are known to arrive: through some poolers none does."""
-        return self._hearing is not None and self._hearing.hears
+        return self._listener is not None and self._listener.hears
 
     async def listen(self) -> None:
         """Open the session if it is not; raises the error after which the listener gave up."""
@@ -108,23 +155,17 @@ class SharedListener:
             if self.is_closed:
                 return
             if self._listener is not None:
-                if self._listener.failed.done():
-                    self._listener.failed.result()
+                self._listener.check()
                 return
-            hearing = DeliveryCheck(self._database)
-            listener = Listener(
-                self._database.listen_dsn,
+            listener = Listening(
+                self._database,
                 self._channels,
                 lambda channel, payload: self._on_bell(payload if channel else None),
-                settings=self._database.settings,
                 name=self._name,
-                ping=10,
-                services=[hearing.serve],
                 sink=self._sink,
             )
             await listener.__aenter__()
-            listener.failed.add_done_callback(lambda _: self._on_bell(None))
-            self._listener, self._hearing = listener, hearing
+            self._listener = listener
 
     async def close(self) -> None:
         """End the session, for good."""

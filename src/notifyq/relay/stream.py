@@ -19,8 +19,7 @@ from notifyq.database import sql
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError
 from notifyq.models.message import decode
-from notifyq.notify.listener import Listener
-from notifyq.notify.shared import DeliveryCheck
+from notifyq.notify.shared import Listening
 from notifyq.notify.wake import Wake
 from notifyq.relay.backpressure import Backpressure
 from notifyq.relay.events import RelayMoved, RelayRefused, RelayStarted, RelayStopped
@@ -175,14 +174,11 @@ class StreamRelay:
                 accept_restored=self._accepts_restored,
             )
             self._stall = Backpressure(self._target, self._sink, on_end=self._wake.set)
-            self._listener = Listener(
-                self._source.listen_dsn,
+            self._listener = Listening(
+                self._source,
                 [sql.NEW_EVENT],
                 self._hear,
-                settings=self._source.settings,
                 name="notifyq relay",
-                ping=10,
-                services=[DeliveryCheck(self._source).serve],
                 sink=self._sink,
             )
             await opened.enter_async_context(self._listener)

@@ -14,8 +14,7 @@ from notifyq.arguments import duration
 from notifyq.database import sql
 from notifyq.errors import BatchNotFoundError, ConfigurationError
 from notifyq.models.event import Event
-from notifyq.notify.listener import Listener
-from notifyq.notify.shared import DeliveryCheck
+from notifyq.notify.shared import Listening
 from notifyq.notify.wake import Wake
 from notifyq.telemetry import log_sink
 
@@ -219,14 +218,22 @@ class Subscription:
         done again.
         """
         wake = Wake()
-        async with self._listening(wake):
+
+        def hear(_channel: str, payload: str) -> None:
+            if payload in {"", self.stream}:
+                wake.set()
+
+        async with Listening(
+            self._database, [sql.NEW_EVENT], hear, name="notifyq subscription", sink=self._sink
+        ) as listener:
             while True:
                 # Cleared before the look: a bell that rings during it causes another look.
                 wake.clear()
                 while (batch := await self.next_batch(quantity)) is not None:
                     yield batch
                     await self._finish(batch)
-                await self._sleep(wake)
+                listener.check()
+                await wake.rest(self._poll.total_seconds())
 
     @asynccontextmanager
     async def transaction(
@@ -250,28 +257,3 @@ class Subscription:
             # Of a batch that another session finished meanwhile, the events were handled twice,
             # which is what "at least once" allows.
             await batch.finish()
-
-    @asynccontextmanager
-    async def _listening(self, wake: Wake) -> AsyncIterator[None]:
-        def hear(_channel: str, payload: str) -> None:
-            if payload in {"", self.stream}:
-                wake.set()
-
-        async with Listener(
-            self._database.listen_dsn,
-            [sql.NEW_EVENT],
-            hear,
-            settings=self._database.settings,
-            name="notifyq subscription",
-            ping=10,
-            services=[DeliveryCheck(self._database).serve],
-            sink=self._sink,
-        ) as listener:
-            listener.failed.add_done_callback(lambda _: wake.set())
-            self._failed = listener.failed
-            yield
-
-    async def _sleep(self, wake: Wake) -> None:
-        if self._failed.done():
-            self._failed.result()
-        await wake.rest(self._poll.total_seconds())

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from notifyq.database import sql
 from notifyq.models.event import Event
-from notifyq.notify.listener import Listener
-from notifyq.notify.shared import DeliveryCheck
+from notifyq.notify.shared import Listening
 from notifyq.notify.wake import Wake
 
 if TYPE_CHECKING:
@@ -34,17 +33,9 @@ class Tail:
         """Events as they come, for ever, those of one look together."""
         seen = str(await self._database.value(sql.POSITION))
         await self._database.fetch(sql.STREAM_INFO, self._stream)
-        async with Listener(
-            self._database.listen_dsn,
-            [sql.NEW_EVENT],
-            self._hear,
-            settings=self._database.settings,
-            name="notifyq stream tail",
-            ping=10,
-            services=[DeliveryCheck(self._database).serve],
-            sink=self._sink,
+        async with Listening(
+            self._database, [sql.NEW_EVENT], self._hear, name="notifyq stream tail", sink=self._sink
         ) as listener:
-            listener.failed.add_done_callback(lambda _: self._wake.set())
             while True:
                 # Cleared before the look: a bell that rings during it causes another look.
                 self._wake.clear()
@@ -54,8 +45,7 @@ class Tail:
                 found = [Event.from_row(row, self._stream) for row in rows if row["id"] is not None]
                 if found:
                     yield found
-                if listener.failed.done():
-                    listener.failed.result()
+                listener.check()
                 await self._wake.rest(poll)
 
     def _hear(self, _channel: str, payload: str) -> None:
