@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from database import ROOT
+from support.database import ROOT
 
 PROJECT = ROOT / "pyproject.toml"
 

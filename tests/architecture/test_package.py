@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import notifyq
-from database import ROOT, session
+from support.database import ROOT, session
 
 EPOCH = "1700000000"
 SQL_FILES = {

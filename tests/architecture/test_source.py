@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import notifyq
-from database import ROOT
+from support.database import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,6 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import Connect, Connection, install, publish, rows, session, value
 from notifyq import App, ArchivedMessage
 from notifyq.archive.dead_letters import DeadLetters
 from notifyq.archive.reader import Archive
@@ -16,7 +15,8 @@ from notifyq.database import sql
 from notifyq.database.pool import Database
 from notifyq.server import Server
 from notifyq.telemetry import ListenerConnected, ListenerLost
-from worker.running import Events
+from support.database import Connect, Connection, install, publish, rows, session, value
+from support.running import Events
 
 
 class Follower:

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from database import ROOT, session
 from notifyq.config import with_database
+from support.database import ROOT, session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import create_clone, drop_database, install, open_session, session, until
 from notifyq.config import with_database
 from notifyq.testing.plugin import cloned
-from servers import kept_server
+from support.database import create_clone, drop_database, install, open_session, session, until
+from support.servers import kept_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from database import Connection
     from notifyq.server import Server
+    from support.database import Connection
 
 _numbers = itertools.count(1)
 

@@ -8,7 +8,12 @@ from datetime import timedelta
 import pytest
 from pydantic import BaseModel
 
-from database import (
+from compatibility.conftest import Mortal
+from notifyq import App, Message
+from notifyq.server import Server
+from notifyq.telemetry import ListenerConnected, ListenerLost, MessageFinished
+from sql.maintenance.test_cron import cron_connection  # noqa: F401  a fixture
+from support.database import (
     Bells,
     Connect,
     Connection,
@@ -25,12 +30,7 @@ from database import (
     until,
     value,
 )
-from family.conftest import Mortal
-from notifyq import App, Message
-from notifyq.server import Server
-from notifyq.telemetry import ListenerConnected, ListenerLost, MessageFinished
-from sql.test_cron import cron_connection  # noqa: F401  a fixture
-from worker.running import Events, statuses, until_calm, working
+from support.running import Events, statuses, until_calm, working
 
 INSERT = "insert into messages.message (message) values ('[\"hello\"]') returning id"
 

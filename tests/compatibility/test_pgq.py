@@ -8,8 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import Connect, Connection, Notices, rows, terminate, until_blocked, value
-from family.conftest import Mortal
+from compatibility.conftest import Mortal
 from notifyq.errors import (
     BatchNotFoundError,
     EventNotFoundError,
@@ -20,6 +19,7 @@ from notifyq.errors import (
     StreamPausedError,
     SubscriptionNotFoundError,
 )
+from support.database import Connect, Connection, Notices, rows, terminate, until_blocked, value
 
 A, B, C = "ann", "bob", "cem"
 HOUR = timedelta(hours=1)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from database import (
+from compatibility.conditions import CONDITIONS, evaluate
+from notifyq.errors import InvalidArgumentError, NothingOwnedError, QueueNotFoundError
+from support.database import (
     Bells,
     Connect,
     Connection,
@@ -23,13 +25,11 @@ from database import (
     until,
     value,
 )
-from family.conditions import CONDITIONS, evaluate
-from notifyq.errors import InvalidArgumentError, NothingOwnedError, QueueNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from family.conftest import Mortal
+    from compatibility.conftest import Mortal
 
 NOTHING = timedelta(0)
 

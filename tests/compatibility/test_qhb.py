@@ -24,16 +24,16 @@ from broker.procedures import (
     until_seen,
 )
 from broker.test_process import DEAF, serving
-from database import Notices, install, session, terminate, until, until_blocked
 from notifyq.errors import DatabaseError, InvalidArgumentError
-from servers import kept_server
+from support.database import Notices, install, session, terminate, until, until_blocked
+from support.servers import kept_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from database import Connect, Connection
-    from family.conftest import Mortal
+    from compatibility.conftest import Mortal
     from notifyq.server import Server
+    from support.database import Connect, Connection
 
 EXACT = {
     "bytea": r"'\x00ff'",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from database import (
+from support.database import (
     Connect,
     Connection,
     install,
@@ -22,12 +22,12 @@ from database import (
     until,
     value,
 )
-from servers import kept_server
+from support.servers import kept_server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from family.conftest import Mortal
+    from compatibility.conftest import Mortal
     from notifyq.server import Server
 
 ARTICLE = """

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from database import open_session, rows, value
+from support.database import open_session, rows, value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from database import Connection
+    from support.database import Connection
 
 READERS = {"plain": 1000, "sliced": 4, "single": 1, "whole": 100_000, "retrying": 20, "team": 6}
 """How many events each subscriber takes at a time, at most."""

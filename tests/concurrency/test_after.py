@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from database import publish, rows, until_blocked, value
+from support.database import publish, rows, until_blocked, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 
 async def after(connection: Connection, ids: Sequence[int], **options: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import asyncpg
 import pytest
 
-from database import (
+from support.database import (
     Connect,
     Connection,
     archived,

@@ -10,8 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import Connect, Connection, rows, until_blocked, value
 from notifyq.errors import QueueFullError
+from support.database import Connect, Connection, rows, until_blocked, value
 
 SESSIONS = 50
 ZERO = timedelta(0)

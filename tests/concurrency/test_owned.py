@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import publish, rows, session, value
+from support.database import publish, rows, session, value
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 WAIT = "call messages.wait(array['default'], '0.3 s')"
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from database import Bells, Connect, Connection, publish, rows, until_blocked, value
 from notifyq.errors import QueueNotFoundError
+from support.database import Bells, Connect, Connection, publish, rows, until_blocked, value
 
 
 async def publish_key(connection: Connection, key: str) -> int:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import INIT_FILES, publish, rows, until_blocked, value
+from support.database import INIT_FILES, publish, rows, until_blocked, value
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 BULK = """
     insert into messages.message (queue, message, priority, key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from database import Connect, Connection, rows, until_blocked, value
+from support.database import Connect, Connection, rows, until_blocked, value
 
 
 async def test_many_sessions_publish_each_time_once(

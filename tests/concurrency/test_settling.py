@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import (
+from support.database import (
     Connect,
     Connection,
     archived,

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from races.storm import Storm
+from concurrency.storm import Storm
 
 SECONDS = float(os.environ.get("NOTIFYQ_STORM_SECONDS", "1.5"))
 SEED = int(os.environ.get("NOTIFYQ_STORM_SEED", "1"))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import rows, until_blocked, value
+from support.database import rows, until_blocked, value
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 EVENTS = 400
 """Of each publisher, at least."""

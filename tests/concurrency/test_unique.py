@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import rows, until_blocked, value
+from support.database import rows, until_blocked, value
 
 if TYPE_CHECKING:
     import asyncpg
 
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 HOUR = timedelta(hours=1)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from database.pairs import Pair
 from notifyq import schema
 from notifyq.chaos.server import Server, programs
-from way.pairs import Pair
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import session, until
+from database.pairs import kill
 from notifyq import App, DatabaseUnavailableError, Reject
 from notifyq.operations import monitor
 from notifyq.telemetry import ListenerConnected, ListenerLost, MessageFinished
-from way.pairs import kill
-from worker.running import Events, doubles, persisting, working
+from support.database import session, until
+from support.running import Events, doubles, persisting, working
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connection
+    from database.pairs import Pair
     from notifyq.chaos.server import Server
-    from way.pairs import Pair
+    from support.database import Connection
 
 
 @asynccontextmanager

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from database import Connection, until
-from database import session as opened
 from notifyq import App, ConfigurationError
 from notifyq.config import with_database
 from notifyq.database.connect import Route
@@ -20,8 +18,10 @@ from notifyq.database.pool import Database, connect
 from notifyq.notify.session import Session
 from notifyq.operations.doctor import Level, examine
 from notifyq.telemetry import ListenerConnected, ListenerDeaf, ListenerLost, MessageFinished
-from poolers import Pooler, pooler
-from worker.running import Events, persisting, statuses, working
+from support.database import Connection, until
+from support.database import session as opened
+from support.poolers import Pooler, pooler
+from support.running import Events, persisting, statuses, working
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from database import Connection, publish
 from notifyq import App
 from notifyq.database import sql
 from notifyq.database.pool import Database
 from notifyq.models.outcome import Success
 from notifyq.queues.claim_client import ClaimClient
-from worker.running import statuses
+from support.database import Connection, publish
+from support.running import statuses
 
 PID = "select pg_backend_pid()"
 

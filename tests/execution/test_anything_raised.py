@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from execution.raisers import NAMES, Custom, act
+from execution.raisers import app as process_app
 from notifyq import App, Event, Transaction
 from notifyq.telemetry import BatchFinished, MessageFinished, WorkerStopped
-from worker.raisers import NAMES, Custom, act
-from worker.raisers import app as process_app
-from worker.running import working
+from support.running import working
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from notifyq import Message
-    from worker.running import Events
+    from support.running import Events
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from database import Connection, expire, until, value
 from notifyq import App, ConfigurationError, Message, Reject, Retry, Transaction
 from notifyq.telemetry import HandlerStuck, LockLost, MessageFinished
-from unit.rows import register
-from worker.running import Events, statuses, working
+from support.database import Connection, expire, until, value
+from support.rows import register
+from support.running import Events, statuses, working
 
 
 async def ends(connection: Connection) -> dict[Any, str]:

@@ -16,7 +16,7 @@ from notifyq.execution.runtime import Runtime
 from notifyq.execution.threads import Threads
 from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.telemetry.tracebacks import clean, describe
-from unit.rows import message, register
+from support.rows import message, register
 
 
 class Order(BaseModel):

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from database import Connection, until
+from execution import in_processes
+from execution.in_processes import die, endless, sleep, square
 from notifyq import (
     App,
     ConfigurationError,
@@ -21,10 +22,9 @@ from notifyq import (
 )
 from notifyq.telemetry import HandlerStuck, MessageFinished
 from notifyq.testing import Sandbox
-from unit.rows import register
-from worker import in_processes
-from worker.in_processes import die, endless, sleep, square
-from worker.running import Events, working
+from support.database import Connection, until
+from support.rows import register
+from support.running import Events, working
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ async def test_a_stop_kills_it_and_gives_its_message_back(
 
 PROGRAM = """
 import asyncio, sys
-from worker.in_processes import app
+from execution.in_processes import app
 
 if __name__ == "__main__":
     app.dsn = sys.argv[1]

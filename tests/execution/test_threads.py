@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from database import until
 from notifyq.execution.threads import Threads
+from support.database import until
 
 
 async def test_an_idle_thread_is_used_again() -> None:

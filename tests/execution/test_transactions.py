@@ -12,11 +12,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import Connection, archived, expire, publish, until, value
 from notifyq import App, ConfigurationError, Message, Reject, Retry, Transaction
 from notifyq.telemetry import LockLost, MessageFinished
-from unit.rows import register
-from worker.running import Events, statuses, working
+from support.database import Connection, archived, expire, publish, until, value
+from support.rows import register
+from support.running import Events, statuses, working
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import Connection, value
 from notifyq import App, ConfigurationError, InvalidArgumentError, Message, Schedule
 from notifyq.telemetry import MessageFinished, SchedulesFired
-from worker.running import Events, working
+from support.database import Connection, value
+from support.running import Events, working
 
 if TYPE_CHECKING:
     from notifyq import ScheduleInfo

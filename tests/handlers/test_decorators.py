@@ -10,13 +10,13 @@ from notifyq import App, ConfigurationError
 from notifyq.errors import QueueNotFoundError
 from notifyq.handlers.handler import Handler
 from notifyq.telemetry import MessageFinished
-from worker.running import working
+from support.running import working
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from notifyq import Message
-    from worker.running import Events
+    from support.running import Events
 
 
 class Greeting(str):

@@ -6,11 +6,11 @@ from typing import Any, NewType
 
 import pytest
 
-from database import Connection, publish, rows, value
 from notifyq import App, ConfigurationError, Message, Reject, ResourceError
 from notifyq.telemetry import MessageFinished
 from notifyq.testing import Sandbox
-from worker.running import Events, working
+from support.database import Connection, publish, rows, value
+from support.running import Events, working
 
 
 class Pool:

@@ -16,7 +16,7 @@ from tenacity import (
 
 from notifyq import ConfigurationError, Reject, Retry
 from notifyq.handlers.retries import Decision, Retries
-from unit.rows import message, register
+from support.rows import message, register
 
 HOUR = timedelta(hours=1)
 FIRST = message()

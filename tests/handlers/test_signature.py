@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from notifyq import App, ConfigurationError, Message, Retry
 from notifyq.arguments import seconds
-from unit.rows import register
+from support.rows import register
 
 
 class Model(BaseModel):

@@ -1,4 +1,4 @@
-"""An app of Taskiq, for workers of its own: `taskiq worker doors.carried:carrier`."""
+"""An app of Taskiq, for workers of its own: `taskiq worker integrations.carried:carrier`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from doors.connections import Watcher, django, url
+from integrations.connections import Watcher, django, url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import Any
 
-from doors.sources import fill
+from integrations.sources import fill
 from notifyq.database.pool import Database, connect
 from notifyq.importing import SYSTEMS, Transfer, transfer
 

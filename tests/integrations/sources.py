@@ -11,12 +11,12 @@ from pgmq.install import get_embedded_install_sql
 from pgqueuer.adapters.persistence.queries import Queries
 from pgqueuer.db import AsyncpgDriver
 
-from database import session
+from support.database import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from database import Connection
+    from support.database import Connection
 
 
 async def install_procrastinate(dsn: str) -> procrastinate.App:

@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from doors.connections import url
+from integrations.connections import url
 from notifyq import App, ConfigurationError, QueueNotFoundError, within
 
 if TYPE_CHECKING:
-    from doors.connections import Watcher
+    from integrations.connections import Watcher
 
 
 async def test_it_is_published_if_the_transaction_commits(

@@ -12,7 +12,7 @@ from django.db.transaction import atomic, set_rollback  # type: ignore[import-un
 from django.db.utils import InternalError  # type: ignore[import-untyped]  # Django has no types
 from sqlalchemy.exc import DBAPIError
 
-from doors.connections import django
+from integrations.connections import django
 from notifyq import (
     App,
     ConfigurationError,
@@ -25,7 +25,7 @@ from notifyq import (
 )
 
 if TYPE_CHECKING:
-    from doors.connections import Watcher
+    from integrations.connections import Watcher
 
 
 def test_it_is_published_if_the_transaction_commits(blocking: Any, watcher: Watcher) -> None:

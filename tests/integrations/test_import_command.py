@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import Notifyq
-from doors.sources import enqueue, install_pgqueuer
+from integrations.sources import enqueue, install_pgqueuer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 
 @pytest.fixture(scope="module")

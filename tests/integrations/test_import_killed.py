@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import ROOT
-from doors.sources import enqueue, install, install_pgqueuer
+from integrations.sources import enqueue, install, install_pgqueuer
 from notifyq.database.pool import Database, connect
 from notifyq.importing import SYSTEMS, Transfer
+from support.database import ROOT
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 PROGRAM = Path(__file__).with_name("killed.py")
 

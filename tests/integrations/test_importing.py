@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from database import Connect, Connection, session, value
-from doors.sources import enqueue, install_pgmq, install_pgqueuer, install_procrastinate, send
+from integrations.sources import (
+    enqueue,
+    install_pgmq,
+    install_pgqueuer,
+    install_procrastinate,
+    send,
+)
 from notifyq.database.pool import Database, connect
 from notifyq.errors import AccessDeniedError, ConfigurationError
 from notifyq.importing import SYSTEMS, Census, Summary, Transfer
+from support.database import Connect, Connection, session, value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,8 +13,8 @@ import pytest
 from taskiq.api import run_receiver_task
 from taskiq.serializers import PickleSerializer
 
-from database import ROOT, Connection, until
 from notifyq.contrib.taskiq import NotifyqBroker
+from support.database import ROOT, Connection, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -99,7 +99,15 @@ async def test_its_workers_may_be_killed(
 
     # It starts a process anew that has died.
     workers = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "taskiq", "worker", "doors.carried:carrier", "--workers", "2"),
+        *(
+            sys.executable,
+            "-m",
+            "taskiq",
+            "worker",
+            "integrations.carried:carrier",
+            "--workers",
+            "2",
+        ),
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "NOTIFYQ_DSN": database},
         stderr=asyncio.subprocess.DEVNULL,
     )

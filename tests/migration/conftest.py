@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import ROOT, session
+from support.database import ROOT, session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 OLDER = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 """Versions whose statements are kept here, as their packages had them in sql.py."""

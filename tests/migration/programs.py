@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cli.programs import environment
-from database import until
+from support.database import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from database import catalog_lines, session
 from notifyq import schema as migrate
 from notifyq.cli import schema
 from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import SchemaMissingError
 from notifyq.server import debian_binaries
+from support.database import catalog_lines, session
 
 if TYPE_CHECKING:
     from pathlib import Path

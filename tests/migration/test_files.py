@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from database import INIT_FILES, ROOT, session
 from notifyq import schema
 from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import SchemaError, SchemaTooNewError
 from notifyq.schema.files import Migration
+from support.database import INIT_FILES, ROOT, session
 
 MIGRATIONS = sorted((ROOT / "db/migrations").iterdir())
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import ROOT
+from support.database import ROOT
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 RECORDED = sorted(Path(__file__).parent.glob("functions_*.txt"))
 """The functions of a version, as it was released."""

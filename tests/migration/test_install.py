@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from database import Connection, catalog_lines, session
 from notifyq import schema
 from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import AccessDeniedError, SchemaError, SchemaMissingError
 from notifyq.schema.state import check_rights
+from support.database import Connection, catalog_lines, session
 
 if TYPE_CHECKING:
     from pathlib import Path

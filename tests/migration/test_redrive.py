@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import until_blocked
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
+from support.database import until_blocked
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 RETRY = "select array_agg(r) from messages.dead_retry(variadic $1::bigint[]) as r"
 

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import ROOT, publish, session, until
 from migration.programs import APP, running
 from notifyq import App, schema
 from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import SchemaError, SchemaTooNewError
 from notifyq.telemetry import MessageFinished, UpkeepDone
-from worker.running import Events, working
+from support.database import ROOT, publish, session, until
+from support.running import Events, working
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 NEXT = SCHEMA_VERSION + 1
 CLAIM = "messages.claim(text[], integer, interval, text, jsonpath, boolean, integer[], jsonpath[])"

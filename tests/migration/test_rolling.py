@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from database import ROOT, session, until
 from migration.programs import APP, running
 from notifyq import schema
 from notifyq.database.sql import SCHEMA_VERSION
+from support.database import ROOT, session, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 OLD = "646d542fe6df"
 """The last commit whose package is of version 3 of the schema."""

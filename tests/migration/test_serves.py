@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import open_session
 from migration.later import use_broker, use_relay, use_streams
 from migration.packages import (
     BEHIND,
@@ -24,12 +23,13 @@ from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import SchemaTooNewError, SchemaTooOldError
 from notifyq.queues.admin import check_versions
 from notifyq.schema.files import Files, Migration
+from support.database import open_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 
 @pytest.fixture(params=OLDER)

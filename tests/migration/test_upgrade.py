@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from database import Connection, catalog_lines, install, session, until_blocked
 from notifyq import schema
 from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import (
@@ -19,6 +18,7 @@ from notifyq.errors import (
     SchemaTooOldError,
 )
 from notifyq.schema.files import BEGIN
+from support.database import Connection, catalog_lines, install, session, until_blocked
 
 CLAIM = "select * from messages.claim($1, 10, worker => 'w')"
 LOCK = "select pg_advisory_lock(7305427003)"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from notifyq import Message
 from notifyq.models.message import decode
-from unit.rows import message
+from support.rows import message
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -6,13 +6,13 @@ import asyncio
 import io
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from database import rows, until
 from notifyq.database import sql
+from support.database import rows, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from database import Bells, Connection
+    from support.database import Bells, Connection
 
 Step: TypeAlias = "Callable[[], Awaitable[None]]"
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bell.protocol import INSERT, attend, settled, unattend, waiting
-from database import (
+from notify.protocol import INSERT, attend, settled, unattend, waiting
+from notifyq.server import Server, debian_binaries, wheel_binaries
+from support.database import (
     Bells,
     Connect,
     Connection,
@@ -21,7 +22,6 @@ from database import (
     until_blocked,
     value,
 )
-from notifyq.server import Server, debian_binaries, wheel_binaries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from database import publish, until, value
 from notifyq import App
-from worker.running import Events, working
+from support.database import publish, until, value
+from support.running import Events, working
 
 if TYPE_CHECKING:
-    from database import Bells, Connection
+    from support.database import Bells, Connection
 
 
 async def test_full_workers_do_not_answer_a_summons_with_summons(

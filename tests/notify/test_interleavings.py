@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bell.protocol import COPY, INSERT, Sleeper, Writer, orders, run, waiting
-from database import value
+from notify.protocol import COPY, INSERT, Sleeper, Writer, orders, run, waiting
+from support.database import value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from database import Bells, Connect, Connection
+    from support.database import Bells, Connect, Connection
 
 PLAIN = (f"begin; {INSERT}", "commit")
 

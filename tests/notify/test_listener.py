@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from database import Connection, until
 from notifyq import DatabaseUnavailableError
 from notifyq.chaos.proxy import Proxy
 from notifyq.config import DatabaseSettings
 from notifyq.notify.listener import Listener
 from notifyq.notify.session import Session
 from notifyq.telemetry import ListenerConnected, ListenerLost
-from worker.running import Events
+from support.database import Connection, until
+from support.running import Events
 
 
 class Heard:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bell.protocol import waiting
-from database import publish, rows, until
+from notify.protocol import waiting
 from notifyq import App
 from notifyq.database import sql
 from notifyq.notify import poller
 from notifyq.telemetry import QueueAttended, QueueUnattended
-from worker.running import Events, working
+from support.database import publish, rows, until
+from support.running import Events, working
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 QUEUES = ("default", "b")
 SECONDS = float(os.environ.get("NOTIFYQ_STRESS_SECONDS", "6"))

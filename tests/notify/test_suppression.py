@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from database import Bells, Connect, Connection, publish, rows, until, value
 from notifyq import App
 from notifyq.notify.session import Session
 from notifyq.telemetry import (
@@ -21,7 +20,8 @@ from notifyq.telemetry import (
     QueueUnattended,
     WorkerStarted,
 )
-from worker.running import Events, until_calm, working
+from support.database import Bells, Connect, Connection, publish, rows, until, value
+from support.running import Events, until_calm, working
 
 TRY_TO_SHARE = "select pg_try_advisory_xact_lock_shared(messages._attended_key($1))"
 

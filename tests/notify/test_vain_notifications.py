@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import Connection, until
 from notifyq import App
 from notifyq.config import RelaySettings
 from notifyq.contrib.taskiq import NotifyqBroker
@@ -19,7 +18,8 @@ from notifyq.notify.suppression import Silence, Suppression
 from notifyq.relay import StreamRelay
 from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_sink
-from worker.running import Events, working
+from support.database import Connection, until
+from support.running import Events, working
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bell.protocol import orders, run
-from database import terminate, value
+from notify.protocol import orders, run
+from support.database import terminate, value
 
 if TYPE_CHECKING:
-    from bell.protocol import Step
-    from database import Bells, Connect, Connection
+    from notify.protocol import Step
+    from support.database import Bells, Connect, Connection
 
 QUEUES = ["default"]
 

@@ -12,14 +12,14 @@ from notifyq.database.pool import Database
 from notifyq.models.outcome import Failed, Rejected, Released
 from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import MessageFinished
-from worker.running import working
+from support.running import working
 
 if TYPE_CHECKING:
     import pytest
 
     from notifyq import App
     from notifyq.models.outcome import Outcome
-    from worker.running import Events
+    from support.running import Events
 
 
 class Statements:

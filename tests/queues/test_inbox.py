@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import (
+from notifyq import App
+from notifyq.errors import ConfigurationError, InvalidArgumentError, QueueNotFoundError
+from support.database import (
     archived,
     claim_one,
     install,
@@ -20,12 +22,10 @@ from database import (
     until,
     value,
 )
-from notifyq import App
-from notifyq.errors import ConfigurationError, InvalidArgumentError, QueueNotFoundError
 
 if TYPE_CHECKING:
-    from database import Connection
     from notifyq.server import Server
+    from support.database import Connection
 
 
 async def until_listening(connection: Connection) -> None:

@@ -12,7 +12,7 @@ from notifyq import App, PayloadError, Policy, StreamPolicy
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connection
+    from support.database import Connection
 
 PATH = r"\$\.id: 0 is less than the minimum of 1"
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq import ConfigurationError, Json, Message, QueueNotFoundError, Reject
-from worker.running import working
+from support.running import working
 
 if TYPE_CHECKING:
-    from database import Connection
     from notifyq import App
+    from support.database import Connection
 
 
 @pytest.mark.parametrize("payload", [float("nan"), "a\x00b", Json("{"), Json(r'"\ud800"')])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from database import Connect, Connection, claim_one, publish, until, value
 from notifyq import (
     App,
     DatabaseUnavailableError,
@@ -21,7 +20,8 @@ from notifyq import (
     ResultTimeoutError,
 )
 from notifyq.database import sql
-from worker.running import working
+from support.database import Connect, Connection, claim_one, publish, until, value
+from support.running import working
 
 
 @dataclass

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import drop_database, session, until
 from notifyq.config import with_database
 from notifyq.server import Server, debian_binaries
+from support.database import drop_database, session, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import catalog_lines, publish, session, until, value
 from notifyq import App
 from notifyq import schema as migrate
 from notifyq.cli import schema
@@ -17,14 +16,15 @@ from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import ForeignPositionError, RestoredDatabaseError
 from notifyq.telemetry import MessageFinished
 from restore.readers import burn, dead_since, kill, position
-from worker.running import Events, working
+from support.database import catalog_lines, publish, session, until, value
+from support.running import Events, working
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from database import Connection
     from restore.conftest import Programs
+    from support.database import Connection
 
 
 async def contents(connection: Connection) -> dict[str, list[Any]]:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import value
 from notifyq.errors import ForeignPositionError, InvalidArgumentError
 from restore.readers import burn, dead_since, kill, position
+from support.database import value
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 REACHED = "select reached::text::bigint from messages.origin"
 

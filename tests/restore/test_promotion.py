@@ -9,16 +9,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from database import session
 from notifyq import App, schema
 from notifyq.config import with_database
 from notifyq.errors import ForeignPositionError
 from restore.readers import burn, dead_since, kill, position
+from support.database import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from database import Connection
+    from support.database import Connection
 
 LATE = "of timeline 1, and timeline 2 may lack what it has seen"
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import session, value
 from notifyq import schema
 from notifyq.errors import RestoredDatabaseError
 from restore.readers import burn
+from support.database import session, value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connection
     from restore.conftest import Programs
+    from support.database import Connection
 
 
 async def publish(connection: Connection, *numbers: int) -> None:

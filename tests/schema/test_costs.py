@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import publish
+from support.database import publish
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 CLAIM = "select * from messages.claim(quantity => 10)"
 THOROUGH = "select * from messages.claim(quantity => 10, thorough => true)"

@@ -3,8 +3,8 @@
 import asyncpg
 import pytest
 
-from database import INIT_FILES, Connection, catalog_lines, install, open_session, session
 from notifyq.errors import IncompleteInstallError, OutdatedSchemaError
+from support.database import INIT_FILES, Connection, catalog_lines, install, open_session, session
 
 CHECK = [file for file in INIT_FILES if file.name.startswith("99_")]
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from database import publish, rows, value
 from notifyq.errors import InvalidArgumentError
+from support.database import publish, rows, value
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 FUNCTIONS = """
     select p.proname as name, p.prokind = 'p' as is_procedure, p.pronargs as inputs,

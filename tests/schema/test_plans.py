@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from database import Connect, Connection, Notices, publish
+from support.database import Connect, Connection, Notices, publish
 
 TIMES = 7  # from the sixth call on the server may use a generic plan
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from database import Connection
+from support.database import Connection
 
 CHECK = """
     select p.oid::regprocedure || ' line ' || coalesce(c.lineno, 0) || ': ' || c.level || ': '

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from database import Connect, Connection, publish
+from support.database import Connect, Connection, publish
 
 Denied = asyncpg.InsufficientPrivilegeError
 

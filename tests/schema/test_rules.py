@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from database import ROOT, Connection
 from notifyq import errors
+from support.database import ROOT, Connection
 
 FUNCTIONS = "pg_proc as p where p.pronamespace = 'messages'::regnamespace"
 TABLES = "pg_class as c where c.relnamespace = 'messages'::regnamespace"

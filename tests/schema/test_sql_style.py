@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from database import INIT_FILES, ROOT
 from notifyq.schema.files import relative
+from support.database import INIT_FILES, ROOT
 
 CHAPTERS = sorted((ROOT / "db/init").glob("*.sql"))
 FILES = [*INIT_FILES, *sorted((ROOT / "db/migrations").glob("*.sql"))]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.starters import SOURCES, Program
 from notifyq.server import Server, debian_binaries, wheel_binaries
+from server.starters import SOURCES, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embedded.starters import Program, first_line
 from notifyq.errors import ServerError
 from notifyq.server import Server
 from notifyq.server.folder import Folder, Starter
 from notifyq.server.locks import wait_until
+from server.starters import Program, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

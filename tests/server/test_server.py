@@ -18,7 +18,7 @@ from notifyq.server import Server, debian_binaries, development, home, wheel_bin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from embedded.starters import Program
+    from server.starters import Program
 
 DSN_OF = """
 import sys

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from database import clear, open_session, rows, terminate, value
-from model.model import Archived, Live, Model, Policy
+from stateful.model import Archived, Live, Model, Policy
+from support.database import clear, open_session, rows, terminate, value
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
     import asyncpg
 
-    from database import Connection
+    from support.database import Connection
 
 POLICIES = {
     "once": Policy(max_attempts=1, backs_off=False),

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from database import expire, make_due, rows
-from model.bench import POLICIES, Bench
-from model.model import Live
 from notifyq import QueueNotEmptyError, QueueNotFoundError
+from stateful.bench import POLICIES, Bench
+from stateful.model import Live
+from support.database import expire, make_due, rows
 
 WORKERS = ("ada", "bob")
 _MOST_DUE = 10

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from database import INIT_FILES
-from model.bench import Session
-from model.machine import Machine
 from notifyq.testing.plugin import cloned
+from stateful.bench import Session
+from stateful.machine import Machine
+from support.database import INIT_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

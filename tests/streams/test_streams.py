@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from database import Connection, until
 from notifyq import (
     App,
     BatchNotFoundError,
@@ -20,6 +19,7 @@ from notifyq import (
 )
 from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_sink
+from support.database import Connection, until
 
 
 async def test_a_stream_lives_from_create_to_drop(app: App) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 INIT_FILES = init_files(ROOT / "db")
 
 

@@ -7,15 +7,15 @@ import threading
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from database import session, until, value
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.telemetry import Event, WorkerStarted
+from support.database import session, until, value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from database import Connection
     from notifyq import App, Worker
+    from support.database import Connection
 
 E = TypeVar("E", bound=Event)
 

@@ -7,7 +7,7 @@ from notifyq.execution.call import HandlerCall
 from notifyq.execution.runtime import Runtime
 from notifyq.models.outcome import ErrorReport, Failed
 from notifyq.telemetry.tracebacks import report
-from unit.rows import message, register
+from support.rows import message, register
 
 
 class OddError(Exception):

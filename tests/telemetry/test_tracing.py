@@ -15,15 +15,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from execution.in_processes import app as processes
 from notifyq import App, ConfigurationError, Message, Reject, Transaction
 from notifyq.telemetry import BatchFinished, MessageFinished
-from worker.in_processes import app as processes
-from worker.running import Events, working
+from support.running import Events, working
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connection
+    from support.database import Connection
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from database import until
 from notifyq import Message
 from notifyq.models.outcome import Rejected, Success
 from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import Event, Guarded, LockLost, MessageFinished
 from notifyq.worker.dispatcher import Dispatcher
-from unit.rows import START, message, register
+from support.database import until
+from support.rows import START, message, register
 
 
 class Desk(ClaimClient):

@@ -5,10 +5,10 @@ import threading
 import time
 from datetime import timedelta
 
-from database import Connection, expire, until, value
 from notifyq import App, Message
 from notifyq.telemetry import HandlerStuck, LockLost, MessageFinished, MessagesClaimed
-from worker.running import Events, reaping, statuses, working
+from support.database import Connection, expire, until, value
+from support.running import Events, reaping, statuses, working
 
 
 async def test_a_lock_of_one_second_is_held_through_handlers_of_three(

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import Connection, until, value
 from notifyq import ConfigurationError, Policy
 from notifyq.notify.poller import Poller
 from notifyq.notify.suppression import Suppression
 from notifyq.telemetry import MessageFinished
-from worker.running import working
+from support.database import Connection, until, value
+from support.running import working
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from notifyq import App
-    from worker.running import Events
+    from support.running import Events
 
 
 @pytest.mark.parametrize("keys", [[None] * 60, [f"k{n % 3}" for n in range(60)]])

@@ -4,11 +4,11 @@ import asyncio
 import gc
 from collections import Counter
 
-from database import Connection, expire, publish, rows
 from notifyq import App
 from notifyq.telemetry import MessageFinished, UpkeepDone
 from notifyq.worker.maintenance import Upkeep
-from worker.running import Events, statuses, working
+from support.database import Connection, expire, publish, rows
+from support.running import Events, statuses, working
 
 
 async def test_a_worker_reaps_what_another_left_behind(

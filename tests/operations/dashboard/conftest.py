@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import httpx
 import pytest
 
-from database import publish, rows
 from notifyq.operations.dashboard import create_app
+from support.database import publish, rows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connection
+    from support.database import Connection
 
 BASE = "http://localhost:8080"
 

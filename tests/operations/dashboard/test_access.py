@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from dashboard.conftest import BASE, Browser, Open
 from notifyq.errors import ConfigurationError
 from notifyq.operations.dashboard import User, Users, create_app, hash_password
 from notifyq.operations.dashboard.access import LIFE, Attempts, Session, Sessions, write_user
 from notifyq.operations.dashboard.serve import check_place
+from operations.dashboard.conftest import BASE, Browser, Open
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 PASSWORD = "correct horse"
 PAGES = ["/", "/queues", "/queue?name=default", "/health", "/audit", "/live"]

@@ -11,17 +11,17 @@ import asyncpg
 import pytest
 from starlette.routing import Route
 
-from dashboard.conftest import die
-from database import end_sessions, publish, session, until
 from notifyq.config import with_database
 from notifyq.database.pool import Database
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.operations.dashboard import create_app
 from notifyq.operations.dashboard.live import Live
+from operations.dashboard.conftest import die
+from support.database import end_sessions, publish, session, until
 
 if TYPE_CHECKING:
-    from dashboard.conftest import Browser, Open
-    from database import Connect, Connection
+    from operations.dashboard.conftest import Browser, Open
+    from support.database import Connect, Connection
 
 
 async def test_pages_say_so_and_come_back(reader: Browser, database: str, server: str) -> None:

@@ -17,7 +17,7 @@ from notifyq.operations.dashboard.serve import bind
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connection
+    from support.database import Connection
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), None)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dashboard.conftest import die
-from database import rows, value
 from notifyq.operations.dashboard.pages import dead
+from operations.dashboard.conftest import die
+from support.database import rows, value
 
 if TYPE_CHECKING:
-    from dashboard.conftest import Browser
-    from database import Connection
+    from operations.dashboard.conftest import Browser
+    from support.database import Connection
 
 
 def fields_of(page: str) -> dict[str, Any]:

@@ -11,13 +11,13 @@ import httpx
 import pytest
 from markupsafe import escape
 
-from dashboard.conftest import die
-from database import archived, claim_one, live, make_due, publish, rows, value
 from notifyq.operations.dashboard import Masks
+from operations.dashboard.conftest import die
+from support.database import archived, claim_one, live, make_due, publish, rows, value
 
 if TYPE_CHECKING:
-    from dashboard.conftest import Browser, Open
-    from database import Connection
+    from operations.dashboard.conftest import Browser, Open
+    from support.database import Connection
 
 HOSTILE = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>"
 SECRET = {"user": {"name": "ann", "password": "hunter22"}, "card": {"number": "4000123"}}

@@ -12,14 +12,14 @@ import pytest
 import uvicorn
 from playwright.async_api import async_playwright, expect
 
-from dashboard.conftest import die
-from database import publish, rows, value
 from notifyq.operations.dashboard import create_app
+from operations.dashboard.conftest import die
+from support.database import publish, rows, value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connection
+    from support.database import Connection
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), None)

@@ -13,8 +13,8 @@ from notifyq.operations.dashboard.policy import FIELDS
 from notifyq.queues.admin import Policy
 
 if TYPE_CHECKING:
-    from dashboard.conftest import Browser
-    from database import Connect, Connection
+    from operations.dashboard.conftest import Browser
+    from support.database import Connect, Connection
 
 
 async def test_a_queue_is_paused_and_resumed_and_both_are_noted(

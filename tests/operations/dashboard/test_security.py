@@ -11,14 +11,14 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from dashboard.conftest import BASE
 from notifyq.operations.dashboard import Masks, Users
 from notifyq.operations.dashboard.templating import clean
 from notifyq.operations.masks import HIDDEN, redacted_statement
+from operations.dashboard.conftest import BASE
 
 if TYPE_CHECKING:
-    from dashboard.conftest import Browser, Open
-    from database import Connect, Connection
+    from operations.dashboard.conftest import Browser, Open
+    from support.database import Connect, Connection
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'{{7*7}}"
 PAGES = ["/", "/queues", "/queue?name=default", "/health", "/audit", "/login", "/none", "/queue"]

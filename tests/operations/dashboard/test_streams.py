@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from database import expire, publish, rows, value
+from support.database import expire, publish, rows, value
 
 if TYPE_CHECKING:
-    from dashboard.conftest import Browser
-    from database import Connection
+    from operations.dashboard.conftest import Browser
+    from support.database import Connection
 
 HOSTILE = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>"
 

@@ -10,15 +10,15 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from cli.programs import Running
-from database import ROOT, until
-from metrics.scrapes import Scrape, scrape
 from notifyq.operations import monitor
 from notifyq.operations.metrics import DatabaseMetrics, WorkerMetrics
 from notifyq.operations.metrics import database as module
 from notifyq.operations.metrics.families import FIGURES
+from operations.metrics.scrapes import Scrape, scrape
+from support.database import ROOT, until
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 
 def read(metrics: DatabaseMetrics) -> Scrape:

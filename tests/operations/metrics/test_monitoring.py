@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import ROOT, until
-from metrics.alerts import CASES
-from metrics.scrapes import Scrape, get, scrape
 from notifyq.operations.metrics import (
     BrokerMetrics,
     DatabaseMetrics,
@@ -24,7 +21,10 @@ from notifyq.operations.metrics import (
     WorkerMetrics,
     start_server,
 )
-from worker.running import Events, working
+from operations.metrics.alerts import CASES
+from operations.metrics.scrapes import Scrape, get, scrape
+from support.database import ROOT, until
+from support.running import Events, working
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import Running
-from metrics.scrapes import get, scrape
 from notifyq import ConfigurationError
 from notifyq.operations.metrics import WorkerMetrics, server, start_server
 from notifyq.telemetry import WorkerStopping
-from worker.running import Events, working
+from operations.metrics.scrapes import get, scrape
+from support.running import Events, working
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from database import ROOT
-from metrics.scrapes import Scrape, get, scrape
 from notifyq import Reject
 from notifyq.operations.metrics import BrokerMetrics, RelayMetrics, WorkerMetrics, start_server
 from notifyq.telemetry import (
@@ -27,12 +25,14 @@ from notifyq.telemetry import (
     StreamAttended,
     WorkerStarted,
 )
-from worker.running import Events, working
+from operations.metrics.scrapes import Scrape, get, scrape
+from support.database import ROOT
+from support.running import Events, working
 
 if TYPE_CHECKING:
-    from database import Connection
     from notifyq import App
     from notifyq.operations.metrics.sink import EventMetrics
+    from support.database import Connection
 
 
 def read(metrics: WorkerMetrics) -> Scrape:

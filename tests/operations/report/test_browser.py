@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.async_api import async_playwright
 
-from database import session
 from notifyq.database.pool import Database
 from notifyq.operations.report import gather, page
 from notifyq.operations.report.charts import CHARTS
-from report.test_report import FILL, HOSTILE
+from operations.report.test_report import FILL, HOSTILE
+from support.database import session
 
 if TYPE_CHECKING:
     from pathlib import Path

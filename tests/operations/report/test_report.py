@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 HOSTILE = "<script>alert('$x$ & \"y\"')</script>"
 UNTIL = datetime(2026, 3, 9, tzinfo=UTC)

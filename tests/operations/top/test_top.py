@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import until
 from notifyq.chaos.proxy import Proxy
 from notifyq.database.pool import Database
 from notifyq.operations.masks import HIDDEN, Masks
@@ -21,14 +20,15 @@ from notifyq.operations.top.snapshot import Snapshot, Source
 from notifyq.operations.top.table import Table
 from notifyq.operations.top.text import _of_server
 from notifyq.operations.top.views import QUEUES, VIEWS
-from top.filled import fill
+from operations.top.filled import fill
+from support.database import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from textual.pilot import Pilot
 
-    from database import Connection
+    from support.database import Connection
 
 QUICKLY = timedelta(seconds=0.2)
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from database import Bells, Connect, Connection, Notices, publish, rows, value
 from notifyq.errors import InvalidArgumentError
+from support.database import Bells, Connect, Connection, Notices, publish, rows, value
 
 FOLLOW = """
     select pg_current_snapshot()::text, array(

@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import Connect, Connection, expire, publish, rows, until_blocked, value
+from support.database import Connect, Connection, expire, publish, rows, until_blocked, value
 
 DAYS = """
     select c.relname::text, pg_get_expr(c.relpartbound, c.oid)

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 import asyncpg
 import pytest
 
-from database import Connect, Connection, publish, rows, value
 from notifyq.errors import InvalidArgumentError
-from sql.test_partitions import days, home, maintain, name_of, today
+from sql.archive.test_partitions import days, home, maintain, name_of, today
+from support.database import Connect, Connection, publish, rows, value
 
 ARCHIVE = """
     insert into messages.message_archive (

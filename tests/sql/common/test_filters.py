@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from catalog.test_plans import Explained
-from database import publish, value
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
+from schema.test_plans import Explained
+from support.database import publish, value
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 CLAIM = (
     "select id from messages.claim(queues => array['default'], quantity => 9, "

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from database import Connection
 from notifyq.queues.payload_schema import _library
+from support.database import Connection
 
 PAIRS = 4000
 TYPES = ["null", "boolean", "integer", "number", "string", "array", "object"]

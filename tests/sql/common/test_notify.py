@@ -2,7 +2,7 @@
 
 import pytest
 
-from database import Bells, Connection, publish, rows, value
+from support.database import Bells, Connection, publish, rows, value
 
 LONGEST_NAME = "é" * 100  # 200 bytes
 LIMIT = 8000

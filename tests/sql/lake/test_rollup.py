@@ -12,7 +12,7 @@ import pytest
 from notifyq.errors import InvalidArgumentError, LakeNotFoundError
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 # Not so long ago that it would be folded.
 HOUR = datetime.now(UTC).replace(hour=7, minute=0, second=0, microsecond=0) - timedelta(days=3)

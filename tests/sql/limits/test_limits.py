@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import Connection, archived, expire, make_due, rows, value
+from support.database import Connection, archived, expire, make_due, rows, value
 
 HOUR = timedelta(hours=1)
 

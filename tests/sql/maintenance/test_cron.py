@@ -5,7 +5,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from database import Bell, Connection, archived, expire, install, open_session, publish, rows, value
+from support.database import (
+    Bell,
+    Connection,
+    archived,
+    expire,
+    install,
+    open_session,
+    publish,
+    rows,
+    value,
+)
 
 pytestmark = [pytest.mark.cron, pytest.mark.timeout(120)]
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from database import (
+from notifyq.errors import InvalidArgumentError
+from support.database import (
     Bells,
     Connect,
     Connection,
@@ -18,7 +19,6 @@ from database import (
     rows,
     value,
 )
-from notifyq.errors import InvalidArgumentError
 
 
 async def claim_all(connection: Connection, worker: str | None = "w1") -> list[int]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from database import Connection
 from notifyq.errors import InvalidArgumentError
+from support.database import Connection
 
 
 async def test_rows_say_who_did_what(connection: Connection) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from database import Connection, expire, make_due, publish, rows, value
 from notifyq.errors import InvalidArgumentError
+from support.database import Connection, expire, make_due, publish, rows, value
 
 
 async def test_queue_info_counts_messages_by_where_they_stand(connection: Connection) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from database import claim_one, expire, publish, rows, until, until_blocked, value
 from notifyq.models.message import Status
 from notifyq.operations import monitor
+from support.database import claim_one, expire, publish, rows, until, until_blocked, value
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 
 async def backlog(connection: Connection, **arguments: object) -> dict[str, asyncpg.Record]:

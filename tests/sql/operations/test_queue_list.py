@@ -1,6 +1,6 @@
 """The policy of queues without counts."""
 
-from database import Connection
+from support.database import Connection
 
 
 async def test_it_has_the_policy_of_each_queue_or_of_one(connection: Connection) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import Bells, Connect, Connection, expire, publish, rows, until_blocked, value
 from notifyq.errors import InvalidArgumentError
+from support.database import Bells, Connect, Connection, expire, publish, rows, until_blocked, value
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

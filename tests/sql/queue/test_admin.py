@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from database import (
+from notifyq.errors import InvalidArgumentError, QueueNotEmptyError, QueueNotFoundError
+from support.database import (
     Bells,
     Connect,
     Connection,
@@ -16,7 +17,6 @@ from database import (
     until_blocked,
     value,
 )
-from notifyq.errors import InvalidArgumentError, QueueNotEmptyError, QueueNotFoundError
 
 
 async def policy(connection: Connection, name: str) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import archived, claim_one, expire, live, make_due, publish, rows, value
 from notifyq.errors import InvalidArgumentError
+from support.database import archived, claim_one, expire, live, make_due, publish, rows, value
 
 if TYPE_CHECKING:
     import asyncpg
 
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 
 async def history(connection: Connection, id_: int) -> list[dict[str, Any]]:

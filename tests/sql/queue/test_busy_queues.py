@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import make_due, publish, rows, value
 from notifyq.errors import QueueNotFoundError
+from support.database import make_due, publish, rows, value
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 NAMES = [f"q{number:02}" for number in range(30)]
 

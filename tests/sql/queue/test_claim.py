@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from database import (
+from notifyq.errors import InvalidArgumentError, QueueNotFoundError
+from support.database import (
     Connect,
     Connection,
     claim_one,
@@ -16,7 +17,6 @@ from database import (
     rows,
     value,
 )
-from notifyq.errors import InvalidArgumentError, QueueNotFoundError
 
 
 async def claimed(connection: Connection, **arguments: Any) -> list[int]:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import Bells, archived, live, publish, rows, value
 from notifyq.errors import InvalidArgumentError, MessageNotFoundError, QueueDeniedError
+from support.database import Bells, archived, live, publish, rows, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 HOUR = timedelta(hours=1)
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import make_due, publish, rows, value
+from support.database import make_due, publish, rows, value
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 PLACE = """
     select nullif(current_setting('notifyq.look_' || to_hex(

@@ -6,7 +6,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import (
+from notifyq.errors import InvalidArgumentError
+from support.database import (
     Bells,
     Connect,
     Connection,
@@ -19,7 +20,6 @@ from database import (
     rows,
     value,
 )
-from notifyq.errors import InvalidArgumentError
 
 STATUSES = ("success", "rejected", "failed", "lock_expired")
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import publish, rows, terminate, value
+from support.database import publish, rows, terminate, value
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 WAIT = "call messages.wait(array['default'], '3 s')"
 

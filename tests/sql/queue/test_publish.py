@@ -7,8 +7,18 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import Bells, Connect, Connection, claim_one, live, make_due, publish, rows, value
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
+from support.database import (
+    Bells,
+    Connect,
+    Connection,
+    claim_one,
+    live,
+    make_due,
+    publish,
+    rows,
+    value,
+)
 
 
 async def copy(connection: Connection, lines: list[str]) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import Bells, Connect, rows, until_blocked, value
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
+from support.database import Bells, Connect, rows, until_blocked, value
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 
 async def publish(connection: Connection, keys: list[str | None], **options: Any) -> list[int]:

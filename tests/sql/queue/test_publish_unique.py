@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import Bells, rows, value
 from notifyq.errors import InvalidArgumentError, MessageLimitError, QueueNotFoundError
+from support.database import Bells, rows, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import asyncpg
 
-    from database import Connection
+    from support.database import Connection
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)

@@ -7,7 +7,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import (
+from notifyq.errors import MessageNotFoundError
+from support.database import (
     Bells,
     Connect,
     Connection,
@@ -21,7 +22,6 @@ from database import (
     until_blocked,
     value,
 )
-from notifyq.errors import MessageNotFoundError
 
 ONE_HOUR = timedelta(hours=1)
 

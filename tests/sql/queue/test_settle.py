@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from database import (
+from notifyq.errors import InvalidArgumentError
+from support.database import (
     Bells,
     Connect,
     Connection,
@@ -16,7 +17,6 @@ from database import (
     rows,
     value,
 )
-from notifyq.errors import InvalidArgumentError
 
 
 async def test_release_puts_the_message_back_as_if_it_had_not_been_claimed(

@@ -4,8 +4,17 @@ from datetime import timedelta
 
 import pytest
 
-from database import Connect, Connection, archived, make_due, publish, rows, terminate, value
 from notifyq.errors import QueueNotFoundError
+from support.database import (
+    Connect,
+    Connection,
+    archived,
+    make_due,
+    publish,
+    rows,
+    terminate,
+    value,
+)
 
 
 async def take(connection: Connection, quantity: int, queue: str = "default") -> list[int]:

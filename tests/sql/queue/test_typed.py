@@ -5,8 +5,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import Connection, value
 from notifyq.errors import InvalidArgumentError, PayloadError
+from support.database import Connection, value
 
 TYPES = """
     create type mood as enum ('sad', 'happy');

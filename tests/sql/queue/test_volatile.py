@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from database import Connect, Connection, value
 from notifyq.database import advisory_locks
 from notifyq.errors import InvalidArgumentError, QueueFullError, QueueNotEmptyError
+from support.database import Connect, Connection, value
 
 NUMBERS = "select array_agg(m.message::integer order by m.id) from messages.message as m"
 

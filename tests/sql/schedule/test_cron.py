@@ -12,10 +12,10 @@ from cronsim import CronSim
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from database import Connection, value
-from model.bench import Session
 from notifyq.errors import InvalidArgumentError
 from notifyq.testing.plugin import cloned
+from stateful.bench import Session
+from support.database import Connection, value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,12 +9,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from database import Bells, Connect, Connection, Notices, rows, value
 from notifyq.errors import (
     InvalidArgumentError,
     QueueNotFoundError,
     ScheduleNotFoundError,
 )
+from support.database import Bells, Connect, Connection, Notices, rows, value
 
 HOURLY: dict[str, Any] = {"name": "s", "cron": "@hourly", "queue": "default"}
 

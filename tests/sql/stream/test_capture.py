@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from database import Connect, Connection, rows, value
 from notifyq.errors import InvalidArgumentError, QueueDeniedError, StreamNotFoundError
+from support.database import Connect, Connection, rows, value
 
 TABLE = "create table item (id integer primary key, name text, price numeric, note text)"
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import publish, rows, value
 from notifyq.errors import (
     QueueDeniedError,
     QueueNotFoundError,
     StreamNotFoundError,
     SubscriptionNotFoundError,
 )
+from support.database import publish, rows, value
 
 if TYPE_CHECKING:
-    from database import Bells, Connect, Connection, Notices
+    from support.database import Bells, Connect, Connection, Notices
 
 
 @pytest.fixture

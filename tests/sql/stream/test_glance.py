@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from database import publish, rows, value
+from support.database import publish, rows, value
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 
 async def look(connection: Connection, **options: Any) -> int | None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from database import value
 from notifyq.errors import (
     DatabaseError,
     InvalidArgumentError,
@@ -16,9 +15,10 @@ from notifyq.errors import (
     QueueDeniedError,
     StreamPausedError,
 )
+from support.database import value
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 PUBLISH = "select messages.publish('s', $1::jsonb)"
 

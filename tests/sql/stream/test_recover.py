@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import publish, rows, until_blocked, value
 from notifyq.errors import BatchNotFoundError
+from support.database import publish, rows, until_blocked, value
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 
 class Reader:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import publish, rows, value
+from support.database import publish, rows, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from database import Connection
+    from support.database import Connection
 
 HOUR = timedelta(hours=1)
 NOW = timedelta(0)

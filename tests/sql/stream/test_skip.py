@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import publish, rows, value
 from notifyq.errors import SubscriptionNotFoundError
+from support.database import publish, rows, value
 
 if TYPE_CHECKING:
-    from database import Bells, Connect, Connection, Notices
+    from support.database import Bells, Connect, Connection, Notices
 
 
 async def stream(connection: Connection, *subscribers: str, **policy: Any) -> None:

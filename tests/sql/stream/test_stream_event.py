@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from database import Bells, rows, value
 from notifyq.errors import (
     DatabaseError,
     InvalidArgumentError,
@@ -17,9 +16,10 @@ from notifyq.errors import (
     StreamNotFoundError,
     StreamPausedError,
 )
+from support.database import Bells, rows, value
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 INSERT = "insert into messages.stream_event (stream, message) values ('s', $1)"
 EVENTS = "select stream, type, key, message, headers from messages.stream_event order by id"

@@ -7,7 +7,6 @@ import asyncio
 import asyncpg
 import pytest
 
-from database import Bells, Connect, Connection, until_blocked
 from notifyq.errors import (
     InvalidArgumentError,
     LoadNotFoundError,
@@ -17,6 +16,7 @@ from notifyq.errors import (
     QueueNotFoundError,
     StagedRowsLostError,
 )
+from support.database import Bells, Connect, Connection, until_blocked
 
 COMMIT = "select * from messages.commit_load($1, $2, $3, $4)"
 LIVE = "select queue, message #>> '{}' from messages.message order by id"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import Bells, Connect, Connection, claim_one, rows, until_blocked, value
 from notifyq.errors import InvalidArgumentError, QueueDeniedError, QueueNotFoundError
+from support.database import Bells, Connect, Connection, claim_one, rows, until_blocked, value
 
 if TYPE_CHECKING:
     import asyncpg

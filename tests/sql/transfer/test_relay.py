@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from database import Bells, Connect, Connection, publish, until_blocked, value
 from notifyq.errors import InvalidArgumentError, LostReceiptsError, QueueNotFoundError
+from support.database import Bells, Connect, Connection, publish, until_blocked, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import until
 from notifyq import App
 from notifyq.database import advisory_locks
 from notifyq.telemetry import BatchFinished, SubscriptionLeft, SubscriptionTaken
-from worker.running import Events, working
+from support.database import until
+from support.running import Events, working
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connect
+    from support.database import Connect
 
 MEMBERS = 4
 

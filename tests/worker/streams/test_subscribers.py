@@ -13,7 +13,6 @@ import pytest
 from pydantic import BaseModel
 
 from cli.programs import Running
-from database import Connection, rows, until
 from notifyq import (
     App,
     Batch,
@@ -34,7 +33,8 @@ from notifyq.telemetry import (
     SubscriptionTaken,
 )
 from notifyq.worker.streams.assignment import Assignment
-from worker.running import Events, working
+from support.database import Connection, rows, until
+from support.running import Events, working
 from worker.test_faults import end_sessions
 
 
