@@ -13,6 +13,7 @@ import itertools
 import os
 import signal
 from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -40,6 +41,7 @@ from support.database import (
     stamp,
 )
 from support.engine import Engine, choose_engine, compose_command
+from support.quick import HINT, QUICK
 from support.running import Events
 from support.servers import kept_server
 
@@ -55,6 +57,32 @@ _RUN = f"notifyq_test_{os.getpid()}"
 _numbers = itertools.count(1)
 
 _ENGINE = pytest.StashKey[Engine]()
+_IS_QUICK = pytest.StashKey[bool]()
+_HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="Run all tests, not only the quick tier.")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the quick tier, in two processes, unless the command says what or in how many."""
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        return
+    if not config.option.all:
+        config.args[:] = [str(_HERE / name) for name in QUICK]
+        config.stash[_IS_QUICK] = True
+    options = config.option
+    if getattr(options, "numprocesses", 0) is None and not options.usepdb:
+        options.numprocesses, options.dist = 2, "loadfile"
+        options.loadscopereorder = False
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    # After the summary, which is the last line of a run else.
+    if config.stash.get(_IS_QUICK, False):
+        print(HINT)
 
 
 def pytest_configure(config: pytest.Config) -> None:
