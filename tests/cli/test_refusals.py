@@ -129,7 +129,7 @@ def test_schema_that_is_not_installed(anywhere: Notifyq, empty_database: str) ->
 
 async def test_schema_that_is_older(anywhere: Notifyq, empty_database: str) -> None:
     async with session(empty_database) as connection:
-        baseline = ROOT / "tests/migration/baseline_0001.sql"
+        baseline = ROOT / "tests/upgrade/baseline_0001.sql"
         await connection.execute(baseline.read_text(encoding="utf-8"))
     for line in refusals(anywhere, [*COMMANDS, ("init",), ("demo",)], empty_database):
         assert "run `notifyq migrate`" in line

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from migration.packages import LOCK, NO_KEYS, NO_LIMITS
+from upgrade.packages import LOCK, NO_KEYS, NO_LIMITS
 
 if TYPE_CHECKING:
-    from migration.packages import Package
+    from upgrade.packages import Package
 
 _NO_BOUNDS = (None, None, None, None)
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from migration.programs import APP, running
 from notifyq import App, schema
 from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import SchemaError, SchemaTooNewError
 from notifyq.telemetry import MessageFinished, UpkeepDone
 from support.database import ROOT, publish, session, until
 from support.running import Events, working
+from upgrade.programs import APP, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from migration.programs import APP, running
 from notifyq import schema
 from notifyq.database.sql import SCHEMA_VERSION
 from support.database import ROOT, session, until
+from upgrade.programs import APP, running
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from migration.later import use_broker, use_relay, use_streams
-from migration.packages import (
+from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.errors import SchemaTooNewError, SchemaTooOldError
+from notifyq.queues.admin import check_versions
+from notifyq.schema.files import Files, Migration
+from support.database import open_session
+from upgrade.later import use_broker, use_relay, use_streams
+from upgrade.packages import (
     BEHIND,
     ERROR,
     LOCK,
@@ -19,11 +24,6 @@ from migration.packages import (
     UNSAID,
     Package,
 )
-from notifyq.database.sql import SCHEMA_VERSION
-from notifyq.errors import SchemaTooNewError, SchemaTooOldError
-from notifyq.queues.admin import check_versions
-from notifyq.schema.files import Files, Migration
-from support.database import open_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

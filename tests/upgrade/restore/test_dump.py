@@ -15,16 +15,16 @@ from notifyq.cli import schema
 from notifyq.database.sql import SCHEMA_VERSION
 from notifyq.errors import ForeignPositionError, RestoredDatabaseError
 from notifyq.telemetry import MessageFinished
-from restore.readers import burn, dead_since, kill, position
 from support.database import catalog_lines, publish, session, until, value
 from support.running import Events, working
+from upgrade.restore.readers import burn, dead_since, kill, position
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from restore.conftest import Programs
     from support.database import Connection
+    from upgrade.restore.conftest import Programs
 
 
 async def contents(connection: Connection) -> dict[str, list[Any]]:

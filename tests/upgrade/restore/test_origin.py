@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notifyq.errors import ForeignPositionError, InvalidArgumentError
-from restore.readers import burn, dead_since, kill, position
 from support.database import value
+from upgrade.restore.readers import burn, dead_since, kill, position
 
 if TYPE_CHECKING:
     from support.database import Connection

@@ -12,8 +12,8 @@ import pytest
 from notifyq import App, schema
 from notifyq.config import with_database
 from notifyq.errors import ForeignPositionError
-from restore.readers import burn, dead_since, kill, position
 from support.database import session
+from upgrade.restore.readers import burn, dead_since, kill, position
 
 if TYPE_CHECKING:
     from collections.abc import Callable

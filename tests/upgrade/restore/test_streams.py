@@ -9,14 +9,14 @@ import pytest
 
 from notifyq import schema
 from notifyq.errors import RestoredDatabaseError
-from restore.readers import burn
 from support.database import session, value
+from upgrade.restore.readers import burn
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from restore.conftest import Programs
     from support.database import Connection
+    from upgrade.restore.conftest import Programs
 
 
 async def publish(connection: Connection, *numbers: int) -> None:
