@@ -26,14 +26,14 @@ _PICTURES = {
 
 async def main() -> None:
     """Fill a private database, and press keys."""
-    from database import session
     from notifyq import schema
     from notifyq.database.pool import Database
     from notifyq.operations.top.app import Top
     from notifyq.operations.top.snapshot import Source
     from notifyq.server import debian_binaries, wheel_binaries
     from notifyq.testing.plugin import private_server
-    from top.filled import fill
+    from operations.top.filled import fill
+    from support.database import session
 
     with private_server(debian_binaries() or wheel_binaries()) as dsn:
         async with session(dsn) as connection:

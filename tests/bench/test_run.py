@@ -10,7 +10,7 @@ import pytest
 
 from bench.place import Sizes
 from bench.run import chosen_cases, chosen_systems, run
-from database import session
+from support.database import session
 
 if TYPE_CHECKING:
     from bench.results import Results

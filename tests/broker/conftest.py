@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import end_sessions, session
 from notifyq.testing.plugin import cloned
+from support.database import end_sessions, session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from database import until
+from support.database import until
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 TAKE = "insert into app.seen (by, value) values ('{name}', messages.dequeue(null::text))"
 

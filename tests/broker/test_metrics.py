@@ -11,14 +11,14 @@ from prometheus_client import generate_latest
 
 from broker.procedures import prepare, register, send, until_seen
 from cli.programs import Running
-from database import until
-from metrics.scrapes import Scrape, get, scrape
 from notifyq.broker import Broker
 from notifyq.operations.metrics import BrokerMetrics
 from notifyq.telemetry import BrokerLost, BrokerStarted
+from operations.metrics.scrapes import Scrape, get, scrape
+from support.database import until
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 
 async def test_an_event_that_dies_is_counted(connection: Connection, database: str) -> None:

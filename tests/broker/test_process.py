@@ -12,7 +12,6 @@ import asyncpg
 import pytest
 
 from broker.procedures import is_running, prepare, register, seen, send, until_seen
-from database import install, session, until
 from notifyq.broker import Broker
 from notifyq.config import BrokerSettings
 from notifyq.telemetry import (
@@ -23,13 +22,13 @@ from notifyq.telemetry import (
     ListenerConnected,
     ProcedureFailed,
 )
-from worker.conftest import mortal_server  # noqa: F401  a fixture
+from support.database import install, session, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connection
     from notifyq.server import Server
+    from support.database import Connection
 
 # So that what wakes a broker can only be the bell.
 DEAF = BrokerSettings.load(poll=timedelta(minutes=10))
@@ -189,7 +188,7 @@ async def test_it_calls_the_server_a_hundred_times_a_second_at_most(
 
 @pytest.mark.timeout(120)
 async def test_a_stop_does_not_wait_for_a_server_that_is_away(
-    mortal_server: Server,  # noqa: F811
+    mortal_server: Server,
 ) -> None:
     async with session(mortal_server.dsn) as there:
         await install(there)

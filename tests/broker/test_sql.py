@@ -18,11 +18,11 @@ from broker.procedures import (
     send,
     until_seen,
 )
-from database import terminate, until
 from notifyq.errors import InvalidArgumentError
+from support.database import terminate, until
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 DYING = "if messages.dequeue(null::text) = 'die' then perform pg_terminate_backend(pg_backend_pid()); perform pg_sleep(5); end if;"  # noqa: E501
 BREAKS = "if messages.dequeue(null::text) = 'bad' then raise exception 'it is bad'; end if;"

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from database import rows, value
 from notifyq.chaos.checker import check
 from notifyq.chaos.final import read_final
 from notifyq.chaos.history import History, digest, read
+from support.database import rows, value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connect, Connection
     from notifyq.chaos.checker import Verdict
     from notifyq.chaos.history import Invoked
+    from support.database import Connect, Connection
 
 _DEAD_SINCE = """
 select pg_current_snapshot()::text as snapshot, d.id

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from database import ROOT
+from support.database import ROOT
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 GATE = 7305427999
 """The advisory lock at which a mutant stops, for others to come in between."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from chaos.clients import LONG, MAX_ATTEMPTS, SHORT, Client, Listener, Lock, Stage
 from chaos.mutants import GATE
-from database import until
+from support.database import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

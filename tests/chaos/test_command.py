@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import NOTIFYQ, environment
-from database import until
 from notifyq.chaos.final import Final, Row
 from notifyq.chaos.history import History
 from notifyq.chaos.kept import keep
 from notifyq.cli import main as cli
 from notifyq.server import wheel_binaries
+from support.database import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

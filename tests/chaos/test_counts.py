@@ -1,7 +1,7 @@
 """The verdict by counts: what is lost, doubled or left is seen, and nothing else is accused."""
 
-from database import Connection, publish, rows
 from notifyq.chaos.counts import counted
+from support.database import Connection, publish, rows
 
 
 async def test_what_was_published_and_archived_is_as_it_should_be(connection: Connection) -> None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from database import claim_one, publish, value
 from notifyq.chaos import final as module
 from notifyq.chaos.final import Row, read_final
 from notifyq.chaos.history import digest
+from support.database import claim_one, publish, value
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 
 @pytest.mark.parametrize("has_codec", [True, False])

@@ -10,10 +10,10 @@ from notifyq import App, Message
 from notifyq.models.outcome import Success
 from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import MessageFinished
-from worker.running import Events, working
+from support.running import Events, working
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 
 async def test_of_two_locks_of_one_worker_only_the_newer_one_has_finished_the_message(

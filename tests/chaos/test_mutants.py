@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chaos.schedules import Schedule
-    from database import Connect, Connection
     from notifyq.chaos.checker import Verdict
+    from support.database import Connect, Connection
 
 SEED = 20261121
 

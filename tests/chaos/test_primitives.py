@@ -9,9 +9,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from database import Connection, until
 from notifyq.chaos import clock, mount, neighbour, notifications
 from notifyq.chaos.faults.abuse import RELATIONS, statements
+from support.database import Connection, until
 
 needs_clock = pytest.mark.skipif(clock.lacking() is not None, reason=str(clock.lacking()))
 needs_mount = pytest.mark.skipif(mount.lacking() is not None, reason=str(mount.lacking()))

@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from database import Connection, session, until
 from notifyq.chaos.proxy import Muffler, Proxy
+from support.database import Connection, session, until
 
 _BELL = b"A\x00\x00\x00\x0f\x00\x00\x00\x2ahello\x00\x00"
 _ROW = b"D\x00\x00\x00\x0b\x00\x01\x00\x00\x00\x01A"

@@ -12,7 +12,7 @@ from docs.test_examples import parse
 from notifyq.cli.main import tree
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 _VERB = re.compile(r"(alter|analyze|create|drop|grant|reindex|revoke|rollback|select|vacuum) ")
 # In a sentence each of these begins something that a person would copy.

@@ -10,9 +10,9 @@ import pytest
 
 from cli.advice import pasted, try_out
 from cli.programs import Notifyq
-from database import session
 from notifyq.operations.doctor import Finding
 from notifyq.testing.plugin import cloned
+from support.database import session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

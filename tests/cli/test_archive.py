@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.programs import NOTIFYQ, environment
-from database import session, until
+from support.database import session, until
 
 if TYPE_CHECKING:
     from cli.programs import Notifyq

@@ -12,8 +12,8 @@ import pytest
 
 from cli.test_listing import archive
 from cli.test_refusals import with_login
-from database import session
 from notifyq.operations.masks import Masks, redacted
+from support.database import session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli.programs import NOTIFYQ, Running, Terminal, environment
-from database import rows, session, until
 from notifyq import App, ConfigurationError, Json, QueueNotFoundError
 from notifyq.queues.publisher import Publisher
+from support.database import rows, session, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from cli.programs import Notifyq
-    from database import Connection
+    from support.database import Connection
 
 
 @pytest.fixture

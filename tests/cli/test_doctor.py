@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from database import publish, session
 from notifyq.config import with_database
 from notifyq.database.pool import connect as connect_ours
 from notifyq.operations.doctor import (
@@ -28,12 +27,13 @@ from notifyq.operations.doctor import (
 )
 from notifyq.operations.doctor.examination import CHECKS
 from notifyq.operations.doctor.finding import Look, lasting
+from support.database import publish, session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from cli.programs import Notifyq
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 pytestmark = pytest.mark.usefixtures("advice_that_works")
 

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from database import ROOT, install, open_session, publish, session, until
 from notifyq.operations import monitor
 from notifyq.operations.doctor import (
     CHECKS,
@@ -31,12 +30,13 @@ from notifyq.operations.doctor import (
     storage,
 )
 from notifyq.operations.doctor.bugs import BUGS
+from support.database import ROOT, install, open_session, publish, session, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cli.programs import Notifyq
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 pytestmark = pytest.mark.usefixtures("advice_that_works")
 

@@ -15,14 +15,14 @@ import asyncpg
 import pytest
 
 from cli.test_doctor_sabotage import found
-from database import install, open_session, session, until
 from notifyq.config import with_database
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.operations.doctor import Finding, Level, activity, mend, storage
 from notifyq.server import wheel_binaries
 from notifyq.server.binaries import clean_environment, reachable
 from notifyq.server.folder import Folder
-from servers import kept_server
+from support.database import install, open_session, session, until
+from support.servers import kept_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cli.programs import Running
-from database import rows, until, value
+from support.database import rows, until, value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 APP = """
 import os, signal

@@ -17,7 +17,7 @@ from notifyq.cli.output import cell, duration, instant, printable, span, when
 from notifyq.models.payload import check_json
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli.programs import NOTIFYQ, Terminal, environment
-from database import session
+from support.database import session
 
 if TYPE_CHECKING:
     from cli.programs import Notifyq

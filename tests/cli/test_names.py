@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.test_listing import archive
-from database import INIT_FILES, session
 from notifyq import errors
 from notifyq.cli.hints import HINTS, advised
 from notifyq.schema.files import relative
+from support.database import INIT_FILES, session
 
 if TYPE_CHECKING:
     from cli.programs import Notifyq

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import Running
-from database import archived, expire, make_due, rows, until, value
+from support.database import archived, expire, make_due, rows, until, value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 APP = """
 import os, signal

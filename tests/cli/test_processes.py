@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import Result, Running, Terminal
-from database import publish, until, value
 from notifyq.chaos.proxy import Proxy
 from notifyq.cli.processes import Supervisor
-from worker.running import statuses
+from support.database import publish, until, value
+from support.running import statuses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from cli.programs import Notifyq
-    from database import Connection
+    from support.database import Connection
 
 PROGRAM = """
 import asyncio, os, time

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from database import session
 from notifyq import schema
 from notifyq.config import with_database
+from support.database import session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cli.programs import Running
-from database import Connection, rows, until, value
 from notifyq import ConfigurationError
 from notifyq.cli.reload import run_and_reload
+from support.database import Connection, rows, until, value
 
 PROGRAM = """
 import notifyq

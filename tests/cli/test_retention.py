@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from database import session
+from support.database import session
 
 if TYPE_CHECKING:
     from cli.programs import Notifyq

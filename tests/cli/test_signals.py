@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import NOTIFYQ, Running, environment
-from database import session, until
+from support.database import session, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from cli.programs import Running
-from database import Connection, until
+from support.database import Connection, until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,10 +7,10 @@ import signal
 from typing import TYPE_CHECKING
 
 from cli.programs import Notifyq, Terminal
-from top.filled import fill
+from operations.top.filled import fill
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 
 async def test_in_a_terminal_until_q(database: str, connection: Connection) -> None:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import Running
-from database import install, open_session, session, until
 from notifyq.server import Server, debian_binaries, wheel_binaries
+from support.database import install, open_session, session, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from cli.programs import Notifyq
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 LISTENS = "ListenerConnected"
 

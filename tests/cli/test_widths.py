@@ -11,10 +11,10 @@ import pytest
 
 from cli.programs import Terminal
 from cli.test_listing import archive, plain
-from database import session
 from notifyq.cli.chaos import _print_list
 from notifyq.cli.main import tree
 from notifyq.cli.output import out, print_table
+from support.database import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

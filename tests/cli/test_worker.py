@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import NOTIFYQ, Running, environment
-from database import session, until
 from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
+from support.database import session, until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli.programs import NOTIFYQ, Running, Terminal, environment
-from database import session
 from notifyq.demo.index import index, source_files
+from support.database import session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

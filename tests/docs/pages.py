@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from database import ROOT
+from support.database import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

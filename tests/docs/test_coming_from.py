@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import ROOT
+from support.database import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,10 +27,11 @@ def test_every_promise_has_a_row_and_a_test(page: str) -> None:
     text = (ROOT / f"docs/coming-from/{page}.md").read_text(encoding="utf-8")
     numbers = [int(n) for n in re.findall(rf"^\| {letter.upper()}(\d+) \|", text, re.MULTILINE)]
     assert numbers == [*range(1, count + 1)]
-    tests = (ROOT / f"tests/family/test_{letter}.py").read_text(encoding="utf-8")
+    file = f"tests/compatibility/test_{page.replace('-', '_')}.py"
+    tests = (ROOT / file).read_text(encoding="utf-8")
     missing = [n for n in numbers if not re.search(rf"def test_{letter}{n}_", tests)]
     assert not missing
-    assert f"tests/family/test_{letter}.py" in text
+    assert file in text
 
 
 NEIGHBOURS = sorted(

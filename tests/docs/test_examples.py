@@ -21,7 +21,7 @@ from notifyq.cli import main as cli
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 # Some need more packages: tests/spark runs them. test_start.py runs its own.
 APART = {"lake", "load", "spark", "start"}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import ROOT
 from docs.pages import PAGES, anchors, blocks, prose
+from support.database import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

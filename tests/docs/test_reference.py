@@ -13,7 +13,6 @@ import typer
 from pydantic_core import PydanticUndefined
 
 import notifyq
-from database import ROOT
 from docs.pages import anchors
 from notifyq import errors, telemetry
 from notifyq.cli.main import app as command_line
@@ -21,11 +20,12 @@ from notifyq.cli.output import span
 from notifyq.config import DatabaseSettings, RelaySettings, Settings, WorkerSettings
 from notifyq.handlers.build import HandlerOptions
 from notifyq.handlers.subscriber import SubscriberOptions
+from support.database import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from database import Connection
+    from support.database import Connection
 
 DOCS = ROOT / "docs"
 

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 import pytest
 from playwright.async_api import async_playwright
 
-from database import ROOT
 from docs.pages import PAGES
+from support.database import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import ROOT, session, until
 from docs.pages import blocks
 from notifyq.cli import main as cli
+from support.database import ROOT, session, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import notifyq
-from database import ROOT, until, value
 from notifyq.telemetry import Event, ListenerConnected
+from support.database import ROOT, until, value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
     from types import ModuleType
 
-    from database import Connection
+    from support.database import Connection
 
 WORKERS = sorted((ROOT / "workers").glob("*.py"))
 

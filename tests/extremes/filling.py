@@ -10,7 +10,7 @@ import asyncpg
 from extremes.values import of
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 # What says which schema and which server this is, with other values of which every call is refused;
 # and what names tables, which only functions make.

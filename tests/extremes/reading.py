@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cli.programs import Notifyq
-    from database import Connection
+    from support.database import Connection
 
 _BASE = "http://localhost:8080"
 

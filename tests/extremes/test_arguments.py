@@ -9,7 +9,7 @@ import asyncpg
 from extremes.values import of
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 _KINDS = ("interval", "timestamptz", "date", "int2", "int4", "int8", "float8", "numeric")
 

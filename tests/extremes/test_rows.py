@@ -9,7 +9,6 @@ import pytest
 import typer
 
 from cli.programs import Notifyq
-from database import archived, until
 from extremes.filling import fill
 from extremes.reading import (
     CHANGING,
@@ -23,13 +22,14 @@ from extremes.reading import (
 )
 from notifyq import App
 from notifyq.cli import main
-from worker.running import working
+from support.database import archived, until
+from support.running import working
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 
 def _leaves(command: object, path: tuple[str, ...] = ()) -> Iterator[str]:

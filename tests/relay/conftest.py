@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import create_clone, drop_database, open_session, session
 from notifyq.config import with_database
+from support.database import create_clone, drop_database, open_session, session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connection
+    from support.database import Connection
 
 _numbers = itertools.count(1)
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import uvloop
 
-from database import session
 from notifyq.config import RelaySettings
 from notifyq.database import sql
 from notifyq.database.pool import Database
 from notifyq.relay import Relay
+from support.database import session
 
 SOURCE, TARGET = sys.argv[1:]
 STEPS = {sql.RELAY_CLAIM, sql.RECEIVE_MANY, sql.RELAY_FINISH}

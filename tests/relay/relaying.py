@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from notifyq.config import DatabaseSettings, RelaySettings
 from notifyq.database.pool import Database
 from notifyq.relay import Relay, RelayStarted
-from worker.running import Events
+from support.running import Events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from database import Connection
+    from support.database import Connection
 
 
 def relay(

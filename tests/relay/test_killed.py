@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import ROOT, until
 from notifyq.relay import RelayMoved
 from relay.relaying import drained, payloads, relaying
-from worker.running import Events, statuses
+from support.database import ROOT, until
+from support.running import Events, statuses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 PROGRAM = Path(__file__).with_name("killed.py")
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from prometheus_client import generate_latest
 
 from cli.programs import Running
-from database import until
-from metrics.scrapes import Scrape, get, scrape
 from notifyq.database.pool import Database
 from notifyq.operations.metrics import RelayMetrics, start_server
 from notifyq.relay import Relay, RelayResumed, RelayStalled, RelayStarted, RelayStopped
+from operations.metrics.scrapes import Scrape, get, scrape
+from support.database import until
 
 if TYPE_CHECKING:
-    from database import Connection
     from notifyq.relay import RelayMessage
+    from support.database import Connection
 
 
 def read(metrics: RelayMetrics) -> Scrape:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import value
 from notifyq.errors import ConfigurationError, QueueNotFoundError
 from notifyq.relay import RelayMoved, RelayRefused, RelayStopped
 from relay.relaying import drained, payloads, relay, relaying
-from worker.running import Events, statuses
+from support.database import value
+from support.running import Events, statuses
 
 if TYPE_CHECKING:
-    from database import Connection
     from notifyq.relay import RelayMessage
+    from support.database import Connection
 
 
 async def fill(connection: Connection, count: int, queue: str = "default") -> None:

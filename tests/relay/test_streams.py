@@ -9,11 +9,11 @@ from notifyq.config import RelaySettings
 from notifyq.database.pool import Database
 from notifyq.relay import RelayMoved, StreamRelay
 from relay.relaying import drained, payloads
-from worker.running import Events
+from support.running import Events
 
 if TYPE_CHECKING:
-    from database import Connection
     from notifyq.relay import RelayMessage
+    from support.database import Connection
 
 SUBSCRIBE = "select messages.create_stream('orders'), messages.subscribe('orders', 'hub', 'start')"
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import open_session, session, until
 from notifyq.config import RelaySettings
 from notifyq.database.pool import Database
 from notifyq.errors import LostReceiptsError
@@ -21,12 +20,12 @@ from notifyq.relay import (
 )
 from notifyq.schema import install
 from relay.relaying import drained, payloads, relaying
-from worker.conftest import mortal_server  # noqa: F401  a fixture
-from worker.running import Events, statuses
+from support.database import open_session, session, until
+from support.running import Events, statuses
 
 if TYPE_CHECKING:
-    from database import Connection
     from notifyq.server import Server
+    from support.database import Connection
 
 
 async def fill(connection: Connection, first: int, count: int) -> None:
@@ -94,7 +93,7 @@ async def test_a_source_that_was_restored_sends_nothing_twice_and_all_that_is_ne
 async def test_both_servers_are_restarted(
     database: str,
     connection: Connection,
-    mortal_server: Server,  # noqa: F811
+    mortal_server: Server,
 ) -> None:
     async with session(mortal_server.dsn) as there:
         await install(there)
@@ -126,7 +125,7 @@ async def test_both_servers_are_restarted(
 @pytest.mark.parametrize("of_stream", [False, True])
 async def test_a_stop_does_not_wait_for_a_source_that_is_away(
     database: str,
-    mortal_server: Server,  # noqa: F811
+    mortal_server: Server,
     monkeypatch: pytest.MonkeyPatch,
     *,
     of_stream: bool,
@@ -171,7 +170,7 @@ async def test_a_stop_does_not_wait_for_a_source_that_is_away(
 async def test_a_relay_of_a_stream_stops_while_its_target_is_away(
     database: str,
     connection: Connection,
-    mortal_server: Server,  # noqa: F811
+    mortal_server: Server,
 ) -> None:
     async with session(mortal_server.dsn) as there:
         await install(there)

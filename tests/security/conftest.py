@@ -10,12 +10,12 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 import pytest_asyncio
 
-from database import open_session, session
+from support.database import open_session, session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connection
+    from support.database import Connection
 
 _PASSWORD = "guessed"
 ROLES = {

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from database import publish, value
 from notifyq import App
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
 from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import MessageFinished
 from security.conftest import role_name
-from worker.running import Events, working
+from support.database import publish, value
+from support.running import Events, working
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from database import Connection
     from notifyq import Message
     from security.conftest import Enter
+    from support.database import Connection
 
 READ = [
     "select * from messages.message",

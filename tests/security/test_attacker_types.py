@@ -13,8 +13,8 @@ from security.conftest import role_name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from database import Connection
     from security.conftest import Enter
+    from support.database import Connection
 
 every_role = pytest.mark.parametrize("attacker", ["reader", "publisher", "worker"], indirect=True)
 a_publisher = pytest.mark.parametrize("attacker", ["publisher"], indirect=True)

@@ -11,8 +11,8 @@ from broker.procedures import drain
 from security.conftest import role_name
 
 if TYPE_CHECKING:
-    from database import Connection
     from security.conftest import Enter
+    from support.database import Connection
 
 Denied = asyncpg.InsufficientPrivilegeError
 

@@ -11,8 +11,8 @@ from notifyq.errors import DatabaseError
 from security.conftest import role_name
 
 if TYPE_CHECKING:
-    from database import Connection
     from security.conftest import Enter
+    from support.database import Connection
 
 TAKES = [
     *("stream", "queue", "name", "names", "queues", "streams", "batch", "id", "ids", "event"),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import INIT_FILES, Bells, expire, install, value
 from notifyq import App
 from notifyq.errors import (
     AccessDeniedError,
@@ -17,10 +16,11 @@ from notifyq.errors import (
     QueueNotFoundError,
 )
 from security.conftest import dsn_of, role_name
+from support.database import INIT_FILES, Bells, expire, install, value
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
     from security.conftest import Enter
+    from support.database import Connect, Connection
 
 PUBLISH = [
     "select messages.publish('bills', '1')",

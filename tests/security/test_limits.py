@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import rows, value
 from notifyq import App
 from notifyq.errors import InvalidArgumentError, MessageLimitError
+from support.database import rows, value
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 REFUSED = {
     "an array in 101 others": ("[" * 102 + "]" * 102, "nested more than 100 levels deep"),

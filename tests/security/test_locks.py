@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import until_blocked, value
 from notifyq.errors import QueueBusyError, QueueNotFoundError
+from support.database import until_blocked, value
 
 if TYPE_CHECKING:
-    from database import Bells, Connect, Connection
     from security.conftest import Enter
+    from support.database import Bells, Connect, Connection
 
 KEYS = {
     "publishing": "hashtextextended('default', 7305427001)",

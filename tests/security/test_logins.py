@@ -19,8 +19,8 @@ import asyncpg
 import httpx
 import pytest
 
-from database import ROOT
 from notifyq.server import debian_binaries
+from support.database import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

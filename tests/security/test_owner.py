@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from database import Connection, install, session
 from notifyq import schema
 from notifyq.config import with_database
 from notifyq.server import Server, debian_binaries, wheel_binaries
+from support.database import Connection, install, session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

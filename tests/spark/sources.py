@@ -13,7 +13,7 @@ from notifyq.spark.source.stream_reader import TableStreamReader
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from database import Connection
+    from support.database import Connection
 
 
 async def publish(connection: Connection, quantity: int, queue: str = "a") -> None:

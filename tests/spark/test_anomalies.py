@@ -22,7 +22,7 @@ from spark.lakes import as_role
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 END = datetime(2026, 3, 1, tzinfo=UTC)
 

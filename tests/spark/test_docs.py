@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from database import ROOT
 from docs.pages import blocks
+from support.database import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 
 async def test_the_examples_run(

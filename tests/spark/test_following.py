@@ -14,8 +14,8 @@ from spark.sources import collect, finish, follower, kept, publish
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connect, Connection
     from notifyq.spark.source.stream_reader import TableStreamReader
+    from support.database import Connect, Connection
 
 
 def _by_id(row: Any) -> int:

@@ -12,7 +12,7 @@ from notifyq.errors import ConfigurationError, QueueNotFoundError
 from notifyq.spark.handling import Handled, _Claimed, handle, handle_batch, handle_queue
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 
 def verdict(payload: Any) -> Any:

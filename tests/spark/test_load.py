@@ -15,16 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from database import until
 from notifyq.errors import ConfigurationError, InvalidArgumentError, QueueNotFoundError
 from notifyq.spark import datasets
 from notifyq.spark.load import load
 from notifyq.spark.mapping import mapping
+from support.database import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 LIVE = "select queue, message::text, priority, key from messages.message order by id"
 

@@ -22,7 +22,7 @@ from notifyq.errors import ConfigurationError, NotifyqError, StreamNotFoundError
 from spark.sources import collect, finish, publish, reader
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 
 async def test_spark_reads_the_archive(spark: Any, connection: Connection, database: str) -> None:

@@ -12,7 +12,7 @@ from notifyq.spark.history import DEAD, Choice, contains
 from notifyq.spark.replay import replay
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 
 async def finish_some(connection: Connection, quantity: int = 30) -> None:

@@ -13,7 +13,6 @@ import pytest
 from deltalake import DeltaTable
 
 from cli.programs import Notifyq
-from database import session
 from notifyq.database.pool import Database
 from notifyq.errors import AccessDeniedError, LakeError
 from notifyq.operations.report import gather
@@ -25,12 +24,13 @@ from notifyq.spark.fingerprints import fingerprint
 from notifyq.spark.lake import Lake
 from notifyq.spark.rollup import ROLLUP, rollup
 from spark.lakes import as_role, grow
-from sql.test_rollup import FILL, FINGERPRINTS
+from sql.lake.test_rollup import FILL, FINGERPRINTS
+from support.database import session
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 HALF = "a.id <= 3000"
 REST = "a.id > 3000"

@@ -15,7 +15,7 @@ from notifyq.errors import AccessDeniedError, ConfigurationError, SchemaMissingE
 from notifyq.spark.sample import Sample, sample
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 pytestmark = pytest.mark.timeout(120)
 

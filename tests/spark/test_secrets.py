@@ -16,7 +16,7 @@ from notifyq.spark import pipelines
 from spark.sources import finish, publish
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 
 def refusals(spark: Any, why: str, **options: str) -> list[str]:

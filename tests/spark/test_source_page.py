@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from database import ROOT
 from spark.sources import finish, publish
+from support.database import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 
 async def test_the_examples_of_the_page_work(

@@ -13,7 +13,7 @@ from notifyq.spark.streaming import stream_to_lake, table_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from database import Connection
+    from support.database import Connection
 
 
 async def test_each_event_is_in_the_lake_once(

@@ -14,7 +14,7 @@ import pytest
 from notifyq.spark import session
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 
 def located() -> str:

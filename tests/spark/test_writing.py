@@ -11,19 +11,19 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from database import ROOT
 from docs.pages import blocks
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.spark import staging
 from notifyq.spark.session import session
 from notifyq.spark.source.frames import Shape
 from notifyq.spark.source.writer import BatchWriter, WriteOptions
+from support.database import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from database import Bells, Connection
+    from support.database import Bells, Connection
 
 LIVE = "select queue, message::text, type, key, priority from messages.message order by id"
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from database import archived, claim_one, live, publish, rows, terminate, value
 from notifyq.errors import LostReceiptsError, QueueFullError
+from support.database import archived, claim_one, live, publish, rows, terminate, value
 
 if TYPE_CHECKING:
-    from database import Connect, Connection
+    from support.database import Connect, Connection
 
 HOUR = timedelta(hours=1)
 

@@ -13,10 +13,10 @@ import pytest
 from pydantic import BaseModel
 from tenacity import wait_fixed
 
-from database import ROOT, Connection
 from docs.pages import blocks
 from notifyq import App, Event, Message, Policy, Reject, Transaction
 from notifyq.testing import Sandbox
+from support.database import ROOT, Connection
 
 
 class Pair(BaseModel):

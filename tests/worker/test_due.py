@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from database import Connection
 from notifyq import App, Retry
 from notifyq.database import sql
 from notifyq.notify.suppression import Suppression
 from notifyq.telemetry import MessageFinished
-from worker.running import Events, working
+from support.database import Connection
+from support.running import Events, working
 
 SOON = timedelta(milliseconds=300)
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from execution.in_processes import app as process_app
 from notifyq import App, Reject, Transaction
 from notifyq.telemetry import BatchFinished, MessageFinished
-from worker.in_processes import app as process_app
-from worker.running import working
+from support.running import working
 
 if TYPE_CHECKING:
-    from worker.running import Events
+    from support.running import Events
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:

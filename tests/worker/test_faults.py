@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from database import Connection, install, publish, rows, session, until, value
 from notifyq import App, DatabaseUnavailableError, Message
 from notifyq.chaos.proxy import Proxy
 from notifyq.models.outcome import Failed, Success
@@ -25,7 +24,8 @@ from notifyq.telemetry import (
     WorkerStopped,
 )
 from notifyq.worker.notifications import NotificationFilter
-from worker.running import Events, doubles, statuses, until_calm, working
+from support.database import Connection, install, publish, rows, session, until, value
+from support.running import Events, doubles, statuses, until_calm, working
 
 
 async def end_sessions(connection: Connection, name: str = "notifyq%") -> int:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from database import Connection, rows, until, value
 from notifyq import App, ConfigurationError, Message, Policy, Reject, Retry
 from notifyq.telemetry import Event, HandlerStuck, MessageFinished, MessagesClaimed, WorkerStarted
-from worker.running import Events, doubles, statuses, working
+from support.database import Connection, rows, until, value
+from support.running import Events, doubles, statuses, working
 
 DAY = timedelta(days=1)
 

@@ -6,16 +6,16 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from database import until
 from notifyq import __version__
 from notifyq.operations import monitor
-from worker.running import Events, working
+from support.database import until
+from support.running import Events, working
 
 if TYPE_CHECKING:
     import pytest
 
-    from database import Connection
     from notifyq import App
+    from support.database import Connection
 
 
 async def test_a_worker_is_seen_while_it_works(

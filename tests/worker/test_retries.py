@@ -12,10 +12,10 @@ from tenacity import RetryCallState, wait_fixed
 
 from notifyq import App, Attempt, Message, Reject, Retry
 from notifyq.telemetry import MessageFinished
-from worker.running import Events, working
+from support.running import Events, working
 
 if TYPE_CHECKING:
-    from database import Connection
+    from support.database import Connection
 
 HOUR = timedelta(hours=1)
 

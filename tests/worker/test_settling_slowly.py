@@ -2,10 +2,10 @@
 
 import time
 
-from database import Connection, publish
 from notifyq import App
 from notifyq.telemetry import LockLost, MessageFinished
-from worker.running import Events, reaping, statuses, working
+from support.database import Connection, publish
+from support.running import Events, reaping, statuses, working
 
 
 async def test_what_a_blocked_loop_has_finished_keeps_its_lock(

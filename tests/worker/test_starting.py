@@ -10,21 +10,21 @@ import asyncpg
 import pytest
 
 from cli.programs import Running
-from database import install, session, until
 from notifyq import AccessDeniedError, App, DatabaseUnavailableError
 from notifyq.config import with_user
 from notifyq.database.pool import Database, explained
 from notifyq.database.retry import is_passing
 from notifyq.relay import Relay
 from notifyq.telemetry import WorkerStarted
-from servers import kept_server
+from support.database import install, session, until
+from support.servers import kept_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from notifyq.server import Server
-    from worker.running import Events
+    from support.running import Events
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from database import Connection, expire, publish, rows, value
 from notifyq import App, Message, Worker
 from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import (
@@ -23,7 +22,8 @@ from notifyq.telemetry import (
     WorkerStopped,
     WorkerStopping,
 )
-from worker.running import Events, statuses, working
+from support.database import Connection, expire, publish, rows, value
+from support.running import Events, statuses, working
 
 
 async def live_states(connection: Connection) -> list[tuple[str, int, Any]]:

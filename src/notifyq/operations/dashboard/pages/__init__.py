@@ -10,7 +10,7 @@ A page is added so:
    `async with view.acting("queue.pause", name) as act:` on `act.connection`, which writes the audit
    row in the same transaction, and answers with `view.back("Paused.")`.
 4. Its template extends `base.html` and takes forms, tables and badges from `parts.html`.
-5. The module is listed here, in `pyproject.toml`, and its pages in `tests/dashboard`.
+5. The module is listed here, in `pyproject.toml`, and its pages in `tests/operations/dashboard`.
 
 Names of queues and others go to the query (`view.url("queue", name=...)`), since they may have
 slashes. Figures come from `notifyq.monitor`, and what may hold a payload through `view.masks`.

@@ -1,0 +1,145 @@
+"""Rules over the text of the library: what is public, how long, documented, and where SQL is."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from importlib.metadata import version
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+import notifyq
+from support.database import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SOURCE = ROOT / "src/notifyq"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+_STATEMENT = re.compile(
+    r"\binsert into\b|\bupdate messages\b|\bdelete from\b|\b(?:from|join) messages\.", re.IGNORECASE
+)
+# The installer's own record of which version it has installed.
+_BOOKKEEPING = re.compile(r"(?:insert into|from) messages\.schema_version", re.IGNORECASE)
+
+# They judge what the functions have done, and move rows in time: no function does that; or the
+# tables are those of others.
+_BESIDE = ("chaos/", "importing/", "testing/")
+
+
+# Of the library, and of the pipelines, which have other drivers.
+_HOMES = (
+    "sql.py",
+    "dashboard/statements.py",
+    "export/statements.py",
+    "probes.py",
+    "monitor/statements.py",
+    "report/statements.py",
+    "spark/statements.py",
+)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def test_all_names_what_is_public() -> None:
+    public = {
+        name
+        for name, value in vars(notifyq).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert set(notifyq.__all__) == public | {"__version__"}
+    assert list(notifyq.__all__) == sorted(notifyq.__all__)
+
+
+def test_the_version_is_in_one_place() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" not in project["project"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/notifyq/__init__.py"
+    assert version("notifyq") == notifyq.__version__
+    assert f"## {notifyq.__version__}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_a_module_is_short(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= 500
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_what_is_public_has_a_docstring(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree)
+    bare = [node.name for node in public(tree) if not ast.get_docstring(node)]
+    assert not bare
+
+
+def public(
+    node: ast.Module | ast.ClassDef,
+) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Give the public classes, functions and methods of a module or class."""
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if child.name.startswith("_") or is_overload(child):
+                continue
+            yield child
+            if isinstance(child, ast.ClassDef):
+                yield from public(child)
+
+
+def is_overload(node: ast.AST) -> bool:
+    """Tell whether it is a signature only; the docstring is that of the function behind it."""
+    decorators = getattr(node, "decorator_list", [])
+    return any(isinstance(name, ast.Name) and name.id == "overload" for name in decorators)
+
+
+def test_statements_are_in_their_modules() -> None:
+    found = [
+        f"{name(path)}: {line.strip()}"
+        for path in MODULES
+        if not name(path).endswith(_HOMES) and not name(path).startswith(_BESIDE)
+        for line in strings(path)
+        if _STATEMENT.search(line)
+        and not (name(path).startswith("schema/") and _BOOKKEEPING.search(line))
+    ]
+    assert not found
+
+
+def strings(path: Path) -> Iterator[str]:
+    """Give the lines of all string literals of a module that are not docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docstrings = {
+        node.body[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and node not in docstrings:
+            assert isinstance(node, ast.Constant)
+            yield from str(node.value).splitlines()
+
+
+def test_every_statement_of_the_library_calls_a_function() -> None:
+    """Behaviour lives in the database: Python reads no table of it and writes none."""
+    text = (SOURCE / "database/sql.py").read_text(encoding="utf-8")
+    called = set(re.findall(r"\bmessages\.([a-z_]+)\(", text))
+    named = set(re.findall(r"\bmessages\.([a-z_]+)\b", text))
+    assert named - called == {"message_status", "message_state"}
+
+
+def test_the_schema_version_is_the_same_everywhere() -> None:
+    from notifyq.database import sql
+
+    migrations = sorted((ROOT / "db/migrations").glob("*.sql"))
+    schema = (ROOT / "db/init/bootstrap/schema.sql").read_text(encoding="utf-8")
+    written = re.search(r"messages\.version\(\).*?select (\d+);", schema, re.DOTALL)
+    assert written is not None
+    assert int(written[1]) == len(migrations) + 1 == sql.SCHEMA_VERSION

@@ -1,0 +1,178 @@
+"""Following dead messages: each once, whatever commits late and whatever breaks."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import asyncpg
+import pytest
+
+from notifyq import App, ArchivedMessage
+from notifyq.archive.dead_letters import DeadLetters
+from notifyq.archive.reader import Archive
+from notifyq.config import DatabaseSettings
+from notifyq.database import sql
+from notifyq.database.pool import Database
+from notifyq.server import Server
+from notifyq.telemetry import ListenerConnected, ListenerLost
+from support.database import Connect, Connection, install, publish, rows, session, value
+from support.running import Events
+
+
+class Follower:
+    """Reads dead letters until there are as many as expected."""
+
+    def __init__(self, database: Database, events: Events, **options: Any) -> None:
+        self.seen: str | None = None
+        self.ids: list[int] = []
+        self._news = asyncio.Event()
+        letters = DeadLetters(database, sink=events, **{"poll": 60} | options)
+        self._task = asyncio.create_task(self._follow(letters))
+
+    async def _follow(self, letters: DeadLetters) -> None:
+        async with aclosing(letters.batches()) as batches:
+            async for dead, seen in batches:
+                self.take(dead)
+                self.seen = seen
+                self._news.set()
+
+    def take(self, dead: list[ArchivedMessage]) -> None:
+        self.ids.extend(message.id for message in dead)
+
+    async def __aenter__(self) -> "Follower":
+        await self.until(0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def until(self, quantity: int, seconds: float = 20) -> None:
+        """Wait until it has the first look and so many messages."""
+        async with asyncio.timeout(seconds):
+            while self.seen is None or len(self.ids) < quantity:
+                self._news.clear()
+                await self._news.wait()
+
+
+async def kill(connection: Connection, quantity: int, queue: str = "default") -> list[int]:
+    """Publish messages and archive them as failed."""
+    await publish(connection, quantity, queue)
+    found = await rows(connection, "claim", queues=[queue], quantity=quantity)
+    for row in found:
+        await value(
+            connection, "finish", id=row["id"], lock_token=row["lock_token"], status="failed"
+        )
+    return [row["id"] for row in found]
+
+
+async def test_a_full_notification_queue_does_not_end_it(
+    app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session tries whether bells arrive, which is refused for as long as that lasts."""
+    persist, refused = app.database.persist, asyncio.Event()
+
+    async def refuse_one(statement: str, *args: Any, **options: Any) -> Any:
+        if statement == sql.RING and not refused.is_set():
+            refused.set()
+            raise asyncpg.ProgramLimitExceededError("too many notifications in the NOTIFY queue")
+        return await persist(statement, *args, **options)
+
+    monkeypatch.setattr(app.database, "persist", refuse_one)
+    async with Follower(app.database, events) as follower:
+        await refused.wait()
+        dead = await kill(connection, 2)
+        await follower.until(2)
+    assert follower.ids == dead
+
+
+async def test_dead_messages_are_handed_out_at_their_bell(
+    app: App, events: Events, connection: Connection
+) -> None:
+    await kill(connection, 3)  # before it begins
+    async with Follower(app.database, events) as follower:
+        dead = await kill(connection, 3)
+        await follower.until(3)
+        dead += await kill(connection, 2)
+        await follower.until(5)
+    assert follower.ids == dead
+
+
+async def test_it_goes_on_where_it_was_left(
+    app: App, events: Events, connection: Connection
+) -> None:
+    async with Follower(app.database, events) as follower:
+        dead = await kill(connection, 2)
+        await follower.until(2)
+    assert follower.seen is not None
+    missed = await kill(connection, 3)
+    async with Follower(app.database, events, seen=follower.seen) as again:
+        await again.until(3)
+    assert (follower.ids, again.ids) == (dead, missed)
+
+
+async def test_a_message_that_is_committed_late_is_not_missed(
+    app: App, events: Events, connection: Connection, connect: Connect
+) -> None:
+    other = await connect()
+    async with Follower(app.database, events) as follower:
+        late = other.transaction()
+        await late.start()
+        first = await kill(other, 1)
+        second = await kill(connection, 1)
+        await follower.until(1)
+        assert follower.ids == second
+        await late.commit()
+        await follower.until(2)
+    assert follower.ids == second + first
+    assert first < second
+
+
+async def test_one_queue_may_be_followed(app: App, events: Events, connection: Connection) -> None:
+    await value(connection, "create_queue", name="other")
+    async with Follower(app.database, events, queue="other") as follower:
+        await kill(connection, 2)
+        dead = await kill(connection, 2, "other")
+        await follower.until(2)
+    assert follower.ids == dead
+
+
+async def test_what_died_while_its_session_was_away_is_handed_out_when_it_is_back(
+    app: App, events: Events, connection: Connection
+) -> None:
+    async with Follower(app.database, events) as follower:
+        async with connection.transaction():
+            dead = await kill(connection, 2)
+            await connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where application_name = 'notifyq dead watch' and datname = current_database()"
+            )
+        await follower.until(2)
+        await events.wait(ListenerConnected, again=True)
+        dead += await kill(connection, 1)
+        await follower.until(3)
+    assert follower.ids == dead
+
+
+@pytest.mark.timeout(120)
+async def test_a_restart_of_the_server_misses_nothing_and_repeats_nothing(
+    mortal_server: Server, events: Events
+) -> None:
+    database = Database(mortal_server.dsn, settings=DatabaseSettings.load(retry_for=60))
+    async with session(mortal_server.dsn) as connection:
+        await install(connection)
+    async with database, Follower(database, events) as follower:
+        async with session(mortal_server.dsn) as connection:
+            dead = await kill(connection, 3)
+        await follower.until(3)
+        await asyncio.to_thread(mortal_server.stop, force=True)
+        await events.wait(ListenerLost)
+        await asyncio.to_thread(mortal_server.start)
+        async with session(mortal_server.dsn) as connection:
+            dead += await kill(connection, 3)
+        await follower.until(6, 40)
+        async with session(mortal_server.dsn) as connection:
+            dead += await kill(connection, 1)
+        await follower.until(7)
+        assert follower.ids == dead
+        assert len(await Archive(database).dead()) == 7

@@ -1,0 +1,189 @@
+"""Several sessions claim at once: no message has two holders, and nobody waits."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import asyncpg
+import pytest
+
+from support.database import (
+    Connect,
+    Connection,
+    archived,
+    expire,
+    live,
+    make_due,
+    open_session,
+    publish,
+    rows,
+    session,
+    value,
+)
+
+Settle = Callable[[Connection, int, int], Awaitable[bool]]
+
+
+async def claim_ids(connection: Connection, quantity: int, worker: str = "w") -> list[int]:
+    claimed = await rows(connection, "claim", quantity=quantity, worker=worker)
+    return [row["id"] for row in claimed]
+
+
+async def test_two_claimers_are_disjoint_while_the_first_is_not_committed(
+    connection: Connection, connect: Connect
+) -> None:
+    ids = await publish(connection, 20)
+    second = await connect()
+    await second.execute("set lock_timeout = '50ms'")
+    async with connection.transaction():
+        assert await claim_ids(connection, 10) == ids[:10]
+        assert await claim_ids(second, 10) == ids[10:]
+        assert await claim_ids(second, 10) == []
+    assert await claim_ids(second, 10) == []
+
+
+async def test_a_claim_that_is_rolled_back_is_free_for_the_next(
+    connection: Connection, connect: Connect
+) -> None:
+    ids = await publish(connection, 10)
+    second = await connect()
+    transaction = connection.transaction()
+    await transaction.start()
+    assert await claim_ids(connection, 10) == ids
+    assert await claim_ids(second, 10) == []
+    await transaction.rollback()
+    assert await claim_ids(second, 10) == ids
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+async def test_of_sixteen_claimers_of_one_message_one_gets_it(
+    connection: Connection, connect: Connect, *, by_id: bool
+) -> None:
+    sessions = [await connect() for _ in range(16)]
+    for _ in range(10):
+        (id_,) = await publish(connection, 1)
+        if by_id:
+            calls = [rows(it, "claim_id", id=id_, worker=str(n)) for n, it in enumerate(sessions)]
+        else:
+            calls = [rows(it, "claim", worker=str(n)) for n, it in enumerate(sessions)]
+        results = await asyncio.gather(*calls)
+        winners = [n for n, result in enumerate(results) if result]
+        assert len(winners) == 1
+        message = await live(connection, id_)
+        assert message
+        assert message["locked_by"] == str(winners[0])
+        assert (message["attempts"], message["lock_token"]) == (1, 1)
+        assert await value(connection, "finish", id=id_, lock_token=1)
+
+
+async def test_many_claimers_share_a_backlog_without_loss_or_doubles(
+    connection: Connection, connect: Connect
+) -> None:
+    ids = await publish(connection, 1000)
+    later = await publish(connection, 200)
+    await connection.execute(
+        "update messages.message set state = 'scheduled' where id = any ($1)", later
+    )
+    await make_due(connection, *later)
+
+    async def drain() -> list[int]:
+        worker = await connect()
+        mine: list[int] = []
+        while claimed := await claim_ids(worker, 7):
+            mine += claimed
+        return mine
+
+    shares = await asyncio.gather(*(drain() for _ in range(8)))
+    left = await claim_ids(connection, 10_000)
+    claimed = [id_ for share in (*shares, left) for id_ in share]
+    assert sorted(claimed) == sorted([*ids, *later])
+
+
+async def finish(connection: Connection, id_: int, token: int) -> bool:
+    return bool(await value(connection, "finish", id=id_, lock_token=token))
+
+
+async def retry(connection: Connection, id_: int, token: int) -> bool:
+    return bool(await value(connection, "retry", id=id_, lock_token=token))
+
+
+async def release(connection: Connection, id_: int, token: int) -> bool:
+    return bool(await value(connection, "release", id=id_, lock_token=token))
+
+
+async def extend(connection: Connection, id_: int, token: int) -> bool:
+    return bool(await value(connection, "extend", id=id_, lock_token=token))
+
+
+@pytest.mark.parametrize("settle", [finish, retry, release, extend])
+async def test_a_zombie_cannot_touch_the_lock_of_its_successor(
+    connection: Connection, connect: Connect, settle: Settle
+) -> None:
+    zombie, thief = await connect(), await connect()
+    await value(connection, "alter_queue", name="default", max_attempts=3)
+    (id_,) = await publish(connection, 1)
+    (lost,) = await rows(zombie, "claim", worker="zombie")
+    await expire(connection, id_)
+    assert await value(connection, "reap") == 1
+    await make_due(connection, id_)
+    (held,) = await rows(thief, "claim", worker="thief")
+    assert held["lock_token"] > lost["lock_token"]
+
+    assert await settle(zombie, id_, lost["lock_token"]) is False
+    assert await live(connection, id_) == held
+    assert await archived(connection, id_) == []
+    assert await settle(thief, id_, held["lock_token"]) is True
+
+
+@pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])
+async def test_claims_work_where_the_database_defaults_to_another_isolation(
+    connection: Connection, connect: Connect, database: str, isolation: str
+) -> None:
+    name = await connection.fetchval("select current_database()")
+    await connection.execute(
+        f'alter database "{name}" set default_transaction_isolation = {isolation!r}'
+    )
+    async with session(database) as fresh:
+        assert await fresh.fetchval("show transaction_isolation") == isolation
+    ids = await publish(connection, 600)
+
+    async def drain() -> list[int]:
+        worker = await open_session(database)
+        mine: list[int] = []
+        try:
+            while True:
+                async with worker.transaction(isolation="read_committed"):
+                    claimed = await claim_ids(worker, 5)
+                if not claimed:
+                    return mine
+                async with worker.transaction(isolation="read_committed"):
+                    finished = await rows(
+                        worker,
+                        "finish_many",
+                        ids=claimed,
+                        lock_tokens=[1] * len(claimed),
+                        statuses=["success"] * len(claimed),
+                    )
+                assert len(finished) == len(claimed)
+                mine += claimed
+        finally:
+            await worker.close()
+
+    shares = await asyncio.gather(*(drain() for _ in range(6)))
+    assert sorted(id_ for share in shares for id_ in share) == ids
+    assert await connection.fetchval("select count(*) from messages.message_archive") == 600
+
+
+async def test_a_claim_at_serializable_is_told_apart_from_a_lost_lock(
+    connection: Connection, connect: Connect
+) -> None:
+    """At a stricter isolation the server refuses; it never hands a message out twice."""
+    ids = await publish(connection, 2)
+    strict = await connect()
+    transaction = strict.transaction(isolation="repeatable_read")
+    await transaction.start()
+    await strict.fetch("select 1 from messages.queue")
+    assert await claim_ids(connection, 1) == ids[:1]
+    with pytest.raises(asyncpg.SerializationError):
+        await claim_ids(strict, 1)
+    await transaction.rollback()
+    assert await claim_ids(strict, 2) == ids[1:]

@@ -1,0 +1,53 @@
+"""Whoever fires schedules at once, each of their times is published once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from support.database import Connect, Connection, rows, until_blocked, value
+
+
+async def test_many_sessions_publish_each_time_once(
+    connection: Connection, connect: Connect
+) -> None:
+    for number in range(10):
+        await value(
+            connection, "schedule", name=f"s{number}", cron="* * * * *", queue="default", backfill=5
+        )
+    sessions = [await connect() for _ in range(20)]
+    for _ in range(5):
+        await connection.execute(
+            "update messages.schedule set "
+            "next_at = date_trunc('minute', clock_timestamp()) - interval '3 minutes'"
+        )
+        await connection.execute("delete from messages.message")
+        functions = ["maintain", "fire_schedules"] * (len(sessions) // 2)
+        await asyncio.gather(
+            *(rows(it, function) for it, function in zip(sessions, functions, strict=True))
+        )
+        counts = await connection.fetch(
+            "select headers ->> 'schedule', count(*), count(distinct headers ->> 'due'), "
+            "max(headers ->> 'due') from messages.message group by 1"
+        )
+        assert len(counts) == 10
+        for name, published, times, _ in counts:
+            # Five, if a minute ends just now.
+            assert published == times, name
+            assert published in {4, 5}, name
+
+
+async def test_a_queue_is_dropped_after_what_is_being_fired_into_it(
+    connection: Connection, connect: Connect
+) -> None:
+    """Whoever fires holds the schedule and wants the queue; who drops must not hold the queue."""
+    await value(connection, "create_queue", name="q")
+    await value(connection, "schedule", name="s", cron="@hourly", queue="q")
+    await connection.execute("update messages.schedule set next_at = next_at - interval '2 hours'")
+    firing, dropping = await connect(), await connect()
+    async with firing.transaction():
+        await firing.execute("select from messages.schedule for update")
+        drop = asyncio.create_task(value(dropping, "drop_queue", name="q", force=True))
+        await until_blocked(connection, dropping)
+        assert await value(firing, "fire_schedules") == 1
+    assert await drop == 1
+    assert await rows(connection, "schedule_info") == []

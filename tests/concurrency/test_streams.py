@@ -1,0 +1,487 @@
+"""Many publish into a stream and many read it: each subscriber gets each committed event once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.database import rows, until_blocked, value
+
+if TYPE_CHECKING:
+    from support.database import Connect, Connection
+
+EVENTS = 400
+"""Of each publisher, at least."""
+STEPS = int(os.environ.get("NOTIFYQ_STREAM_STEPS", "100"))
+INSERT = """
+    insert into messages.stream_event (stream, message)
+    select 's', e from jsonb_array_elements($1::jsonb) as e
+"""
+SPEEDS = {"fast": 0.0, "slow": 0.02, "team": 0.005}
+
+
+class Traffic:
+    """What publishers have committed, and what each subscriber has finished."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self.committed: list[tuple[int, int]] = []
+        """By publisher and number, in the order of each publisher's own calls."""
+        self.finished: dict[str, list[tuple[int, int]]] = {name: [] for name in SPEEDS}
+        self.is_over = False
+
+    async def publish(self, publisher: int) -> None:
+        """Publish one at a time, in long transactions, in savepoints, and take some of it back."""
+        session, dice, number = await self._connect(), random.Random(publisher), 0
+
+        async def put(count: int) -> list[tuple[int, int]]:
+            nonlocal number
+            numbers = range(number, number := number + count)
+            messages = [{"a": publisher, "b": n} for n in numbers]
+            if dice.random() < 0.5:
+                await rows(session, "publish_many", queue="s", messages=messages)
+            else:
+                await session.execute(INSERT, messages)
+            return [(publisher, n) for n in numbers]
+
+        while number < EVENTS:
+            way = dice.random()
+            if way < 0.4:
+                self.committed += await put(dice.randint(1, 5))
+                continue
+            transaction = session.transaction()
+            await transaction.start()
+            kept = await put(3)
+            inner = session.transaction()
+            await inner.start()
+            more = await put(2)
+            if dice.random() < 0.5:
+                await inner.commit()
+                kept += more
+            else:
+                await inner.rollback()
+            await asyncio.sleep(dice.random() / 50)
+            kept += await put(1)
+            if way < 0.8:
+                await transaction.commit()
+                self.committed += kept
+            else:
+                await transaction.rollback()
+
+    async def read(self, subscriber: str, member: str | None = None) -> None:
+        """Take batch after batch; what was read counts once its batch is finished."""
+        session, dice = await self._connect(), random.Random(subscriber + str(member))
+        asked = {"stream": "s", "subscriber": subscriber, "quantity": 50, "member": member}
+        while True:
+            was_over = self.is_over
+            batch = await value(session, "next_batch", **asked)
+            if batch is None:
+                if was_over:
+                    return
+                await asyncio.sleep(0.002)
+                continue
+            found = await rows(session, "batch_events", batch=batch)
+            await asyncio.sleep(SPEEDS[subscriber] * dice.random())
+            if dice.random() < 0.1:
+                continue  # it has died, and comes again
+            assert await value(session, "finish_batch", batch=batch)
+            self.finished[subscriber] += [tuple(row["message"].values()) for row in found]
+
+    async def maintain(self) -> None:
+        session = await self._connect()
+        while not self.is_over:
+            await rows(session, "maintain")
+            await value(session, "tick", stream="s")
+            await asyncio.sleep(0.02)
+
+
+async def test_each_subscriber_gets_each_committed_event_once(
+    connection: Connection, connect: Connect
+) -> None:
+    await value(connection, "create_stream", name="s", retention=timedelta(0))
+    for name in SPEEDS:
+        await value(connection, "subscribe", stream="s", subscriber=name)
+    traffic = Traffic(connect)
+
+    async def publish() -> None:
+        await asyncio.gather(*(traffic.publish(n) for n in range(8)))
+        traffic.is_over = True
+
+    async with asyncio.timeout(50), asyncio.TaskGroup() as group:
+        group.create_task(publish())
+        group.create_task(traffic.maintain())
+        for name in ("fast", "slow"):
+            group.create_task(traffic.read(name))
+        for member in ("one", "two", "three"):
+            group.create_task(traffic.read("team", member))
+    for name, finished in traffic.finished.items():
+        assert Counter(finished) == Counter(traffic.committed), name
+    for name in ("fast", "slow"):
+        for publisher in range(8):
+            # In its own order, also where it had several transactions.
+            own = [number for who, number in traffic.finished[name] if who == publisher]
+            assert own == sorted(own), name
+
+
+async def test_of_two_that_finish_a_batch_at_once_one_has_finished_it(
+    connection: Connection, connect: Connect
+) -> None:
+    await value(connection, "create_stream", name="s")
+    await value(connection, "subscribe", stream="s", subscriber="c")
+    await rows(connection, "publish_many", queue="s", messages=[1])
+    first, second = await connect(), await connect()
+    batch = await value(first, "next_batch", stream="s", subscriber="c")
+    for is_undone in (True, False):
+        transaction = first.transaction()
+        await transaction.start()
+        assert await value(first, "finish_batch", batch=batch)
+        # Open for all others until that is committed.
+        assert await value(connection, "next_batch", stream="s", subscriber="c") == batch
+        other = second.transaction()
+        await other.start()
+        finishing = asyncio.create_task(value(second, "finish_batch", batch=batch))
+        await until_blocked(connection, second)
+        await (transaction.rollback() if is_undone else transaction.commit())
+        assert await finishing is is_undone
+        await other.rollback()
+    assert await value(connection, "next_batch", stream="s", subscriber="c") is None
+
+
+class Script:
+    """Random steps of some sessions, one after the other: every interleaving can be told again."""
+
+    def __init__(self, sessions: list[Connection], reader: Connection, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self._reader = reader
+        self._sessions = sessions
+        self._open: dict[Connection, list[Any]] = {}
+        """Of each session its transaction and the savepoints in it."""
+        self._written: dict[Connection, list[list[int]]] = {}
+        """What each of those has published."""
+        self._reads: dict[Connection, list[int]] = {}
+        self._number = 0
+        self.committed: list[int] = []
+        self.finished: dict[str, list[int]] = {"plain": [], "sliced": [], "within": []}
+        self.said: list[str] = []
+
+    async def step(self) -> None:
+        session = self._dice.choice(self._sessions)
+        depth = len(self._open.get(session, []))
+        if depth == 0:
+            steps = [self.put, self.put, self.begin, self.begin, self.tick, self.upkeep]
+            steps += [self.read_plain, self.read_sliced, self.end_within, self.others]
+        else:
+            steps = [self.put, self.put, self.begin, self.commit, self.commit, self.roll_back]
+            steps += [self.read_within, self.others]
+        chosen = self._dice.choice(steps)
+        self.said.append(f"{self._sessions.index(session)} {chosen.__name__}")
+        await chosen(session)
+
+    async def put(self, session: Connection) -> None:
+        numbers = [*range(self._number, self._number + self._dice.randint(1, 3))]
+        self._number = numbers[-1] + 1
+        if self._dice.random() < 0.5:
+            await rows(session, "publish_many", queue="s", messages=numbers)
+        else:
+            await session.fetch(INSERT, numbers)
+        if self._open.get(session):
+            self._written[session][-1] += numbers
+        else:
+            self.committed += numbers
+
+    async def begin(self, session: Connection) -> None:
+        transaction = session.transaction()
+        await transaction.start()
+        self._open.setdefault(session, []).append(transaction)
+        self._written.setdefault(session, []).append([])
+
+    async def commit(self, session: Connection) -> None:
+        await self._open[session].pop().commit()
+        written = self._written[session].pop()
+        if self._open[session]:
+            self._written[session][-1] += written
+            return
+        self.committed += written
+        self.finished["within"] += self._reads.pop(session, [])
+
+    async def roll_back(self, session: Connection) -> None:
+        while self._open[session]:
+            await self._open[session].pop().rollback()
+            self._written[session].pop()
+        self._reads.pop(session, None)
+
+    async def tick(self, session: Connection) -> None:
+        await value(session, "tick", stream="s")
+
+    async def others(self, session: Connection) -> None:
+        """As if other streams had got so many ids that a window is not read as a whole."""
+        await session.fetchval(
+            "select setval('messages.event_id_seq', nextval('messages.event_id_seq') + 2000)"
+        )
+
+    async def upkeep(self, session: Connection) -> None:
+        # As if hours had passed: segments are closed, sealed and emptied.
+        await session.execute(
+            "update messages.segment set opened_at = opened_at - interval '1 day';"
+            "update messages.tick set created_at = created_at - interval '1 day'"
+        )
+        await rows(session, "maintain")
+
+    async def read_plain(self, session: Connection) -> None:
+        await self._read_all(session, "plain", 1000)
+
+    async def read_sliced(self, session: Connection) -> None:
+        await self._read_all(session, "sliced", self._dice.randint(1, 4))
+
+    async def _read_all(self, session: Connection, subscriber: str, quantity: int) -> None:
+        """Whatever is committed by now is there, and nothing else."""
+        asked = {"stream": "s", "subscriber": subscriber, "quantity": quantity}
+        while (batch := await value(session, "next_batch", **asked)) is not None:
+            found = await rows(session, "batch_events", batch=batch)
+            assert len(found) <= quantity
+            assert await value(session, "finish_batch", batch=batch)
+            self.finished[subscriber] += [row["message"] for row in found]
+        assert sorted(self.finished[subscriber]) == sorted(self.committed), self.said
+
+    async def read_within(self, session: Connection) -> None:
+        """One batch, finished in a transaction that publishes, too."""
+        if self._reads.keys() - {session}:
+            return  # the subscription is locked by another one
+        asked = {"stream": "s", "subscriber": "within", "quantity": self._dice.randint(1, 5)}
+        batch = await value(session, "next_batch", **asked)
+        kept = self._reads.setdefault(session, [])
+        if batch is not None:
+            found = await rows(session, "batch_events", batch=batch)
+            assert await value(session, "finish_batch", batch=batch)
+            kept += [row["message"] for row in found]
+
+    async def end_within(self, session: Connection) -> None:
+        """Read in autocommit what is left for the one that reads in transactions."""
+        if not self._reads:
+            await self._read_all(session, "within", 7)
+
+    async def end(self) -> None:
+        for session in self._sessions:
+            if self._open.get(session):
+                await self.roll_back(session)
+        for name in self.finished:
+            await self._read_all(self._reader, name, 3)
+
+
+@pytest.mark.parametrize("seed", range(54, 60))
+async def test_whatever_the_interleaving_what_is_committed_is_read_once(
+    connection: Connection, connect: Connect, seed: int
+) -> None:
+    await value(connection, "create_stream", name="s", retention=timedelta(0))
+    script = Script([await connect() for _ in range(4)], connection, seed)
+    for name in script.finished:
+        await value(connection, "subscribe", stream="s", subscriber=name)
+    for _ in range(STEPS):
+        await script.step()
+    await script.end()
+
+
+@pytest.mark.parametrize("first", ["next_batch", "tick", "publish", "subscribe"])
+async def test_a_transaction_goes_on_with_what_it_has_begun(
+    connection: Connection, connect: Connect, first: str
+) -> None:
+    """Whatever it does first, nothing is lost: it may have a number by then, or none yet."""
+    late = await connect()
+    await value(connection, "create_stream", name="s")
+    read: list[int] = []
+
+    async def read_all() -> None:
+        while (batch := await value(connection, "next_batch", **asked)) is not None:
+            read.extend(r["message"] for r in await rows(connection, "batch_events", batch=batch))
+            assert await value(connection, "finish_batch", batch=batch)
+
+    asked: dict[str, Any] = {"stream": "s", "subscriber": "c", "quantity": 2}
+    await value(connection, "subscribe", stream="s", subscriber="c")
+    await value(connection, "publish", queue="s", message=0)
+    open_one = late.transaction()
+    await open_one.start()
+    await value(late, "publish", queue="s", message=1)  # with the newest number of all
+    async with connection.transaction():
+        if first == "tick":
+            await value(connection, "tick", stream="s")
+        elif first == "publish":
+            await value(connection, "publish", queue="s", message=2)
+        elif first == "subscribe":
+            await value(connection, "unsubscribe", stream="s", subscriber="c")
+            await value(connection, "subscribe", stream="s", subscriber="c", place="start")
+        await read_all()
+        await value(late, "publish", queue="s", message=3)
+        await value(connection, "publish", queue="s", message=4)
+        await value(connection, "tick", stream="s")
+        await read_all()
+    await read_all()
+    await open_one.commit()
+    await read_all()
+    assert sorted(read) == [0, 1, *([2] if first == "publish" else []), 3, 4]
+
+
+async def test_a_batch_that_was_taken_over_repeats_for_its_new_member(
+    connection: Connection,
+) -> None:
+    await value(connection, "create_stream", name="s")
+    await value(connection, "subscribe", stream="s", subscriber="team")
+
+    async def next_of(member: str, **options: Any) -> int | None:
+        asked = {"stream": "s", "subscriber": "team", "quantity": 1, "member": member}
+        batch: int | None = await value(connection, "next_batch", **asked, **options)
+        return batch
+
+    await rows(connection, "publish_many", queue="s", messages=[1, 2, 3])
+    dead = await next_of("one")
+    own = await next_of("two")
+    assert own != dead
+    assert await value(connection, "finish_batch", batch=own)
+    await connection.execute(
+        "update messages.batch set opened_at = opened_at - interval '1 hour' where member = 'one'"
+    )
+    minute = timedelta(minutes=1)
+    assert await next_of("two", takeover=minute) == dead
+    assert await next_of("two", takeover=minute) == dead
+    assert await next_of("two") == dead
+    assert await next_of("one", takeover=minute) not in {dead, own, None}
+    assert await value(connection, "finish_batch", batch=dead)
+
+
+async def _age(session: Connection) -> None:
+    await session.execute(
+        "update messages.segment set opened_at = opened_at - interval '1 day';"
+        "update messages.tick set created_at = created_at - interval '1 day'"
+    )
+
+
+async def _read_all(session: Connection, subscriber: str) -> list[Any]:
+    found: list[Any] = []
+    asked = {"stream": "s", "subscriber": subscriber}
+    while (batch := await value(session, "next_batch", **asked)) is not None:
+        found += [row["message"] for row in await rows(session, "batch_events", batch=batch)]
+        assert await value(session, "finish_batch", batch=batch)
+    return found
+
+
+@pytest.mark.parametrize("looks_before", [False, True])
+async def test_a_publisher_that_came_while_its_segment_was_being_closed_is_waited_for(
+    connection: Connection, connect: Connect, looks_before: bool
+) -> None:
+    """It has read which segment is the present one, and is slow in writing to it."""
+    closer, later, gate = await connect(), await connect(), await connect()
+    await value(connection, "create_stream", name="s", retention=timedelta(0))
+    await value(connection, "subscribe", stream="s", subscriber="c")
+    spare = "select exists (select from messages.segment where stream is null and witnesses = '{}')"
+    while not await connection.fetchval(spare):
+        await value(connection, "publish", queue="s", message=0)
+        assert await _read_all(connection, "c") == [0]
+        await _age(connection)
+        await rows(connection, "maintain")
+    await value(connection, "publish", queue="s", message=0)
+    assert await _read_all(connection, "c") == [0]
+    await _age(connection)
+    present = "select segment from messages.stream"
+    segment = await connection.fetchval(present)
+    await later.execute("begin")
+    if looks_before:
+        await later.execute("select from pg_stat_activity")
+    publisher = await connect()
+    await closer.execute("begin")
+    await rows(closer, "maintain")
+    assert await closer.fetchval(present) != segment
+    await gate.execute("begin; alter sequence messages.event_id_seq no cycle")
+    publishing = asyncio.create_task(value(publisher, "publish", queue="s", message=4))
+    await until_blocked(connection, publisher)
+    await closer.execute("commit")
+    await rows(later, "maintain")
+    await later.execute("commit")
+    for _ in range(3):
+        await rows(connection, "maintain")
+        await value(connection, "tick", stream="s")
+        assert await _read_all(connection, "c") == []
+    await gate.execute("rollback")
+    await publishing
+    assert await _read_all(connection, "c") == [4]
+
+
+async def test_a_new_segment_is_written_to_when_all_can_know_of_it(
+    connection: Connection, connect: Connect
+) -> None:
+    """Who has made it may be slow in telling others: until it has, it holds the table.
+
+    And others may be slow in listening: until their transactions are over.
+    """
+    maker, old = await connect(), await connect()
+    await value(connection, "create_stream", name="s", retention=timedelta(0))
+    await value(connection, "publish", queue="s", message=0)
+    await _age(connection)
+    present = "select segment from messages.stream"
+    first = await connection.fetchval(present)
+    await rows(connection, "maintain")
+    assert await connection.fetchval(present) == first
+    spare = await connection.fetchval("select id from messages.segment where stream is null")
+    async with maker.transaction():
+        await maker.execute(f"lock table messages.event_{spare}")
+        await rows(connection, "maintain")
+        assert await connection.fetchval(present) == first
+    async with old.transaction():
+        await old.fetchval("select 1")
+        for _ in range(4):
+            await rows(connection, "maintain")
+        assert await connection.fetchval(present) == first
+        # However long that takes, one is made.
+        assert await connection.fetchval("select count(*) from messages.segment") == 2
+    async with maker.transaction():
+        await rows(connection, "maintain")
+        assert await connection.fetchval(present) != first
+
+
+async def test_a_transaction_publishes_while_its_stream_goes_on_to_a_new_segment(
+    connection: Connection, connect: Connect
+) -> None:
+    """With a plan that is there it takes no lock that it has not got, so it hears of no table."""
+    publisher, attending = await connect(), await connect()
+    await value(connection, "create_stream", name="s", retention=timedelta(0))
+    await value(connection, "subscribe", stream="s", subscriber="c")
+    assert await value(attending, "attend_stream", stream="s")
+    numbers = iter(range(100))
+    await publisher.execute("set plan_cache_mode = force_generic_plan")
+    present = "select segment from messages.stream"
+    first = await connection.fetchval(present)
+    for _ in range(3):
+        async with publisher.transaction():
+            for _ in range(4):
+                await publisher.fetch(INSERT, [next(numbers)])
+                for _ in range(3):
+                    await _age(connection)
+                    await rows(connection, "maintain")
+        for _ in range(2):
+            await _age(connection)
+            await rows(connection, "maintain")
+    assert await connection.fetchval(present) != first
+    assert await _read_all(connection, "c") == list(range(next(numbers)))
+
+
+async def test_all_sessions_are_told_once_more_of_a_segment_when_it_is_written_to(
+    connection: Connection,
+) -> None:
+    """One that looks up the tables of events while another one is made may miss that."""
+    await value(connection, "create_stream", name="s", retention=timedelta(0))
+    await value(connection, "publish", queue="s", message=0)
+    said = """
+        select xmin from pg_attribute
+        where attrelid = 'messages.event'::regclass and attname = 'id'
+    """
+    present = "select segment from messages.stream"
+    first, before = await connection.fetchval(present), await connection.fetchval(said)
+    while await connection.fetchval(present) == first:
+        assert await connection.fetchval(said) == before
+        await _age(connection)
+        await rows(connection, "maintain")
+    assert await connection.fetchval(said) != before

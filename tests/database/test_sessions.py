@@ -1,0 +1,121 @@
+"""Which call goes over which session, what sessions keep, and finishes that share a statement."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from notifyq import App
+from notifyq.database import sql
+from notifyq.database.pool import Database
+from notifyq.models.outcome import Success
+from notifyq.queues.claim_client import ClaimClient
+from support.database import Connection, publish
+from support.running import statuses
+
+PID = "select pg_backend_pid()"
+
+
+async def last_query(connection: Connection, pid: int) -> str:
+    query: str = await connection.fetchval("select query from pg_stat_activity where pid = $1", pid)
+    return query
+
+
+async def test_all_claims_of_a_worker_go_over_one_session_that_nothing_else_uses(
+    app: App, connection: Connection
+) -> None:
+    async with app:
+        inbox = ClaimClient(app.database, "me")
+        pid = await inbox._claims.value(PID)
+        await publish(connection, 6)
+        for _ in range(3):
+            messages = await inbox.claim(["default"], 2)
+            assert await asyncio.gather(*(inbox.settle(m, Success()) for m in messages))
+            assert "messages.claim" in await last_query(connection, pid)
+        assert await inbox._claims.value(PID) == pid
+
+
+async def test_a_session_for_claims_that_is_lost_is_replaced(
+    app: App, connection: Connection
+) -> None:
+    async with app:
+        inbox = ClaimClient(app.database, "me")
+        pid = await inbox._claims.value(PID)
+        await publish(connection, 1)
+        lost = await connection.fetchval("select pg_terminate_backend($1, 5000)", pid)
+        assert lost
+        assert len(await inbox.claim(["default"], 2)) == 1
+        assert await inbox._claims.value(PID) != pid
+
+
+@pytest.mark.parametrize("by", [ClaimClient, Database])
+async def test_the_session_for_claims_is_closed(
+    app: App, connection: Connection, by: type[Any]
+) -> None:
+    async with app:
+        inbox = ClaimClient(app.database, "me")
+        pid = await inbox._claims.value(PID)
+        await (inbox if by is ClaimClient else app.database).close()
+        left = await connection.fetchval(
+            "select count(*) from pg_stat_activity where pid = $1 and query not like '%close%'", pid
+        )
+        assert left == 0
+
+
+async def test_a_session_keeps_what_a_call_left_and_not_what_a_user_did(database: str) -> None:
+    app = App(database, pool_size=1)
+    async with app:
+        await app.database.value("select set_config('notifyq.seen', 'call', false)")
+        seen = "select current_setting('notifyq.seen', true)"
+        assert await app.database.value(seen) == "call"
+        async with app.database.connection() as lent:
+            await lent.execute("set notifyq.seen = 'user'")
+        assert await app.database.value(seen) != "user"
+        await app.database.value("select set_config('notifyq.seen', 'again', false)")
+        assert await app.database.value(seen) == "again"
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Give a list that grows with every statement that finishes, by how many it does."""
+    sizes: list[int] = []
+    send = Database.persist
+
+    async def persist(self: Database, statement: str, *args: Any, **options: Any) -> Any:
+        if statement == sql.FINISH_MANY:
+            sizes.append(len(args[0]))
+        return await send(self, statement, *args, **options)
+
+    monkeypatch.setattr(Database, "persist", persist)
+    return sizes
+
+
+async def test_finishes_that_come_turn_by_turn_share_a_statement(
+    app: App, connection: Connection, batches: list[int]
+) -> None:
+    async with app:
+        inbox = ClaimClient(app.database, "me")
+        await publish(connection, 61)
+        *messages, last = await inbox.claim(["default"], 61)
+        answers: list[Any] = []
+        for message in messages:
+            inbox.finish(message, Success(), answers.append)
+            if message.id % 10 == 0:
+                await asyncio.sleep(0)
+        assert await inbox.settle(last, Success())
+    assert answers == [True] * 60
+    # One, unless the machine has stood still in between.
+    assert len(batches) < 6
+    assert await statuses(connection) == {"success": 61}
+
+
+async def test_a_finish_that_is_alone_is_not_held_back(
+    app: App, connection: Connection, batches: list[int]
+) -> None:
+    async with app:
+        inbox = ClaimClient(app.database, "me")
+        await publish(connection, 2)
+        messages = await inbox.claim(["default"], 2)
+        for message in messages:
+            assert await inbox.settle(message, Success())
+    assert batches == [1, 1]

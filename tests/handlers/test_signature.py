@@ -1,0 +1,227 @@
+"""Reading signatures: what a handler takes, and what cannot be one."""
+
+import functools
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
+
+from notifyq import App, ConfigurationError, Message, Retry
+from notifyq.arguments import seconds
+from support.rows import register
+
+
+class Model(BaseModel):
+    n: int
+
+
+@dataclass
+class Record:
+    n: int
+
+
+class Typed(TypedDict):
+    n: int
+
+
+@pytest.mark.parametrize(
+    ("annotation", "validated"),
+    [
+        (Model, Model(n=1)),
+        (Record, Record(n=1)),
+        (Typed, {"n": 1}),
+        (dict[str, int], {"n": 1}),
+        (Model | None, Model(n=1)),
+    ],
+)
+def test_a_payload_is_validated_as_its_annotation_says(annotation: Any, validated: object) -> None:
+    def handle(payload: Any) -> None: ...
+
+    handle.__annotations__["payload"] = annotation
+    handler = register(handle)
+    assert handler.takes == ("payload",)
+    assert handler.payload is not None
+    assert handler.payload.validate_json('{"n": 1}') == validated
+
+
+def test_an_annotation_may_carry_constraints() -> None:
+    def handle(n: Annotated[int, Field(gt=5)]) -> None: ...
+
+    payload = register(handle).payload
+    assert payload is not None
+    with pytest.raises(ValueError, match="greater than 5"):
+        payload.validate_json("5")
+
+
+@pytest.mark.parametrize("annotation", [Any, object])
+def test_a_payload_of_any_type_is_handed_on_as_it_is(annotation: Any) -> None:
+    def handle(payload: Any) -> None: ...
+
+    handle.__annotations__["payload"] = annotation
+    assert register(handle).payload is None
+
+
+def test_a_payload_without_annotation_is_handed_on_as_it_is() -> None:
+    def handle(payload): ...  # type: ignore[no-untyped-def]
+
+    handler = register(handle)
+    assert (handler.takes, handler.payload, handler.result) == (("payload",), None, None)
+
+
+def test_a_handler_takes_the_message_wherever_it_stands() -> None:
+    def first(message: Message, payload: int) -> None: ...
+    def second(payload: int, message: Message) -> None: ...
+    def alone(message: Message) -> None: ...
+    def nothing() -> None: ...
+
+    assert register(first).takes == ("message", "payload")
+    assert register(second).takes == ("payload", "message")
+    assert register(alone).takes == ("message",)
+    assert register(nothing).takes == ()
+
+
+def test_a_message_by_keyword_only_is_given_by_name() -> None:
+    def handle(payload: int, *, message: Message) -> None: ...
+
+    handler = register(handle)
+    assert (handler.takes, handler.names) == (("payload",), (("message", "message"),))
+
+
+def test_a_message_behind_a_parameter_with_a_default_does_not_take_its_place() -> None:
+    def handle(payload: int, limit: int = 5, message: Message = None) -> None: ...  # type: ignore[assignment]
+
+    handler = register(handle)
+    assert (handler.takes, handler.names) == (("payload",), (("message", "message"),))
+
+
+def test_parameters_with_defaults_keep_them() -> None:
+    def handle(payload: int, *rest: int, limit: int = 5, **options: Any) -> None: ...
+
+    assert register(handle).takes == ("payload",)
+
+
+def test_a_parameter_that_would_get_nothing_is_refused() -> None:
+    def keyword(payload: int, *, limit: int) -> None: ...
+    def second(payload: int, limit: int) -> None: ...
+
+    for function in (keyword, second):
+        with pytest.raises(ConfigurationError, match="parameter 'limit' would get nothing"):
+            register(function)
+
+
+@pytest.mark.parametrize("annotation", ["Missing", "pytest.Missing", "list[", "1 + None"])
+def test_an_annotation_that_cannot_be_resolved_is_refused(annotation: str) -> None:
+    def handle(payload: Any) -> None: ...
+
+    handle.__annotations__["payload"] = annotation
+    with pytest.raises(ConfigurationError, match="annotation that cannot be resolved"):
+        register(handle)
+
+
+def test_an_annotation_that_pydantic_does_not_know_is_refused() -> None:
+    class Connection: ...
+
+    def takes(payload: Connection) -> None: ...
+    def returns(payload: int) -> Connection:
+        return Connection()
+
+    for function in (takes, returns):
+        with pytest.raises(ConfigurationError, match="pydantic cannot validate"):
+            register(function)
+
+
+def test_a_callable_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cannot be resolved"):
+        register(functools.partial(print, sep=""))
+
+
+def test_a_second_handler_of_a_queue_is_refused_and_both_are_named() -> None:
+    app = App()
+
+    @app.handler("mail")
+    def first() -> None: ...
+
+    with pytest.raises(
+        ConfigurationError, match=r"'mail' has the handler .*first already: .*second"
+    ):
+
+        @app.handler("mail")
+        def second() -> None: ...
+
+    assert app.registry.queues() == ("mail",)
+
+
+def test_a_handler_stays_callable() -> None:
+    def double(n: int) -> int:
+        return 2 * n
+
+    async def later(n: int) -> int:
+        return n
+
+    assert register(double)(4) == 8
+    assert not register(double).is_async
+    assert register(later).is_async
+
+
+def test_a_method_can_be_a_handler() -> None:
+    class Service:
+        def handle(self, n: int, message: Message) -> None: ...
+
+    assert register(Service().handle).takes == ("payload", "message")
+
+
+def test_a_policy_is_one() -> None:
+    with pytest.raises(ConfigurationError, match=r"must be a notifyq.Policy, as in .* not \{"):
+        App().handler("q", policy={"rate": 5})(lambda: None)  # type: ignore[call-overload]
+
+
+def test_a_bare_number_counts_seconds() -> None:
+    assert seconds(1.5) == timedelta(milliseconds=1500)
+    assert seconds(timedelta(minutes=1)) == timedelta(minutes=1)
+    assert seconds(None) is None
+    assert Retry(after=3).after == timedelta(seconds=3)
+    handler = register(lambda: None, timeout=2, lock_timeout=3, backoff=1, backoff_max=9)
+    assert handler.timeout == timedelta(seconds=2)
+    assert handler.lock_timeout == handler.policy.lock_timeout == timedelta(seconds=3)
+    assert (handler.policy.backoff, handler.policy.backoff_max) == (
+        timedelta(seconds=1),
+        timedelta(seconds=9),
+    )
+
+
+def test_a_worker_for_a_queue_without_handler_is_refused() -> None:
+    app = App("postgresql://nowhere")
+    with pytest.raises(ConfigurationError, match="there is no handler"):
+        app.worker()
+    app.handler("mail")(lambda: None)
+    with pytest.raises(ConfigurationError, match=r"no handler for queue 'post'.*mail"):
+        app.worker(queues=["post"])
+
+
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"timeout": "5"}, r"timeout must be a duration \(timedelta or seconds\).*, not '5'"),
+    ({"timeout": -1}, "timeout must be a duration .* not negative, not -1"),
+    ({"lock_timeout": "5s"}, "lock_timeout must be a duration"),
+    ({"max_attempts": "5"}, "max_attempts must be between 1 and 1000, not '5'"),
+    ({"batch": "5"}, "batch must be between 1 and 10000, not '5'"),
+    ({"linger": 1}, "linger needs batch"),
+    ({"queue": 5}, "queue must be a text, not 5"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), NONSENSE)
+def test_an_option_that_makes_no_sense_is_refused_where_it_is_written(
+    options: dict[str, Any], reason: str
+) -> None:
+    async def work(n: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=reason):
+        App("postgresql://nowhere").handler(**{"queue": "q", **options})(work)
+
+
+def test_a_retry_after_no_duration_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="after must be a duration"):
+        Retry(after="5")  # type: ignore[arg-type]

@@ -1,0 +1,127 @@
+"""Every order of the steps of publishers and a worker that stops attending: no bell is lost.
+
+The same as the models say, but of the functions and of the server themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notify.protocol import COPY, INSERT, Sleeper, Writer, orders, run, waiting
+from support.database import value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from support.database import Bells, Connect, Connection
+
+PLAIN = (f"begin; {INSERT}", "commit")
+
+KINDS = {
+    "publish": ("begin; select messages.publish('{queue}', '1')", "commit"),
+    "copy": (COPY, "commit"),
+    "read committed": ("begin isolation level read committed; " + INSERT, "commit"),
+    "repeatable read": ("begin isolation level repeatable read; select 1", INSERT, "commit"),
+    "serializable": ("begin isolation level serializable; select 1", INSERT, "commit"),
+    "two statements": (f"begin; {INSERT}", INSERT, "commit"),
+    "rolled back": (f"begin; {INSERT}", "rollback"),
+    "savepoint released": (f"begin; savepoint a; {INSERT}", "release a", "commit"),
+    "savepoint rolled back": (
+        f"begin; savepoint a; {INSERT}", f"rollback to a; {INSERT}", "commit",
+    ),
+    "written before": (f"begin; {INSERT}", f"savepoint a; {INSERT}", "rollback to a; commit"),
+    "conflict": (
+        "begin; insert into messages.message (queue, message, dedup_key) values "
+        "('{queue}', '1', 'a'), ('{queue}', '1', 'a') on conflict do nothing",
+        "commit",
+    ),
+    "two queues": (
+        "begin; insert into messages.message (queue, message) "
+        "values ('default', '1'), ('{queue}', '1')",
+        "commit",
+    ),
+    "many": (
+        "begin; insert into messages.message (queue, message) "
+        "select '{queue}', '1' from generate_series(1, 200)",
+        "commit",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+async def hasty(connection: Connection) -> None:
+    """Let attend() wait for ringing publishers no longer than it takes to be seen waiting."""
+    await connection.execute(
+        "alter function messages.attend(text, boolean) set lock_timeout = '20ms'"
+    )
+
+
+class Stage:
+    """The sessions of a test, and a fresh queue for every order of steps."""
+
+    def __init__(
+        self, observer: Connection, bells: Bells, worker: Connection, writers: list[Connection]
+    ) -> None:
+        self._observer = observer
+        self._bells = bells
+        self._worker = worker
+        self._writers = writers
+        self._numbers = itertools.count(1)
+        self.slept_at_once = 0
+        """Orders after which the worker was asleep without another look."""
+
+    async def loses(
+        self, order: Sequence[int], *scripts: Sequence[str], mutant: str | None = None
+    ) -> bool:
+        """Play one order, the worker's steps last in it; whether a message waits for ever."""
+        queue = f"queue{next(self._numbers)}"
+        await value(self._observer, "create_queue", name=queue)
+        worker = Sleeper(self._worker, self._bells, queue)
+        if mutant:
+            setattr(worker, *{"no settling": ("waits_for_settling", False),
+                              "read first": ("reads_before_release", True)}[mutant])  # fmt: skip
+        writers = [
+            Writer(session, queue, *script)
+            for session, script in zip(self._writers, scripts, strict=False)
+        ]
+        await run(order, *(writer.steps for writer in writers), worker.steps)
+        self.slept_at_once += worker.is_asleep
+        await worker.end()
+        return await waiting(self._observer, queue) > 0 and not await worker.is_called()
+
+
+@pytest.fixture
+async def stage(connection: Connection, connect: Connect, bells: Bells, hasty: None) -> Stage:
+    """Give the sessions of a worker and two publishers."""
+    return Stage(connection, bells, await connect(), [await connect() for _ in range(2)])
+
+
+def test_all_orders_are_there() -> None:
+    assert sorted(orders(1, 2)) == [(0, 1, 1), (1, 0, 1), (1, 1, 0)]
+    assert len(set(orders(2, 2, 4))) == 420
+
+
+@pytest.mark.timeout(180)
+async def test_no_order_of_two_publishers_and_a_worker_loses_a_bell(stage: Stage) -> None:
+    lost = [order for order in orders(2, 2, 4) if await stage.loses(order, PLAIN, PLAIN)]
+    assert not lost
+    assert 0 < stage.slept_at_once < 420, "one way of falling asleep was never taken"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_order_loses_a_bell_however_the_publisher_writes(stage: Stage, kind: str) -> None:
+    script = KINDS[kind]
+    lost = [order for order in orders(len(script), 4) if await stage.loses(order, script)]
+    assert not lost
+
+
+@pytest.mark.parametrize("mutant", ["no settling", "read first"])
+async def test_a_worker_that_breaks_the_protocol_is_seen_to_lose_bells(
+    stage: Stage, mutant: str
+) -> None:
+    steps = 5 if mutant == "read first" else 4
+    lost = [order for order in orders(2, steps) if await stage.loses(order, PLAIN, mutant=mutant)]
+    assert lost

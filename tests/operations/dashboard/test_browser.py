@@ -1,0 +1,254 @@
+"""The dashboard in a real browser: by day and night, wide and narrow, by keys, live."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvicorn
+from playwright.async_api import async_playwright, expect
+
+from notifyq.operations.dashboard import create_app
+from notifyq.operations.dashboard.serve import bind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from support.database import Connection
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), None)
+
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
+    pytest.mark.timeout(120),
+]
+
+PAGES = ["/", "/queues", "/queue?name=mail", "/health", "/audit", "/none"]
+
+# What is read of a page as it is painted: the contrast of each text with what is behind it.
+CONTRAST = """
+() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const rgba = colour => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([r, g, b]) => [r, g, b]
+    .map(c => c / 255).map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = it => {
+    for (let at = it; at; at = at.parentElement) {
+      const colour = rgba(getComputedStyle(at).backgroundColor);
+      if (colour[3] > 250) return colour;
+    }
+    return [255, 255, 255, 255];
+  };
+  const poor = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let seen = 0;
+  while (walker.nextNode()) {
+    const it = walker.currentNode.parentElement;
+    if (!walker.currentNode.textContent.trim() || !it.checkVisibility({visibilityProperty: true})
+        || it.closest('title, desc, script, .visually-hidden, .skip, option')) continue;
+    const style = getComputedStyle(it);
+    const ink = rgba(it instanceof SVGElement ? style.fill : style.color);
+    const [a, b] = [light(ink), light(behind(it))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    seen += 1;
+    if (ratio < 4.5) poor.push(`${ratio.toFixed(2)}: ${walker.currentNode.textContent.trim()}`);
+  }
+  return {poor, seen};
+}
+"""
+# What makes a page wider than its window.
+SIDEWAYS = """
+() => {
+  const wide = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth <= wide) return [];
+  return [...document.body.querySelectorAll('*')]
+    .filter(it => it.getBoundingClientRect().right > wide + 1 && !it.closest('.scroll'))
+    .map(it => `${it.tagName}.${it.getAttribute('class')} ${it.getBoundingClientRect().right}`);
+}
+"""
+# Each control has a name, each table header a scope, each id is there once.
+UNNAMED = """
+() => {
+  const found = [];
+  for (const it of document.querySelectorAll('input:not([type=hidden]), select, button, a'))
+    if (!(it.labels?.length || it.ariaLabel || it.textContent.trim() || it.title))
+      found.push(it.outerHTML);
+  for (const it of document.querySelectorAll('th:not([scope])')) found.push(it.outerHTML);
+  for (const it of document.querySelectorAll('svg:not([aria-hidden])'))
+    if (!(it.querySelector('title')?.textContent && it.querySelector('desc')?.textContent))
+      found.push(it.outerHTML.slice(0, 99));
+  const ids = [...document.querySelectorAll('[id]')].map(it => it.id);
+  found.push(...ids.filter((id, place) => ids.indexOf(id) !== place).map(id => `#${id} twice`));
+  for (const [sign, count] of [['main', 1], ['h1', 1], ['header', 1], ['nav[aria-label]', 1]])
+    if (document.querySelectorAll(sign).length < count) found.push(`no ${sign}`);
+  return found;
+}
+"""
+
+
+@asynccontextmanager
+async def serving(dsn: str, **options: Any) -> AsyncIterator[str]:
+    app = create_app(dsn, open_to_all=True, interval=0.2, **options)
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=2)
+    )
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+@asynccontextmanager
+async def browsing() -> AsyncIterator[Any]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser
+        await browser.close()
+
+
+async def opened(browser: Any, heard: list[str], **options: Any) -> Any:
+    """A page that notes what its console says: errors, also of the policy for contents."""
+    context = await browser.new_context(reduced_motion="reduce", **options)
+    page = await context.new_page()
+    page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    return page
+
+
+@pytest.fixture
+async def filled(connection: Connection) -> None:
+    await connection.execute("""
+      select messages.create_queue('mail', rate => 5),
+        messages.create_queue(repeat('long', 45));
+      select messages.publish('mail', '1') from generate_series(1, 7);
+      insert into messages.message_archive (
+        id, created_at, available_at, locked_at, archived_at, lock_token, priority, attempts,
+        status, queue, message, headers
+      )
+      select 1000 + i, a.at - interval '3 s', a.at - interval '3 s', a.at - interval '1 s', a.at,
+        1, 0, 1, (case when i % 9 = 0 then 'failed' else 'success' end)::messages.message_status,
+        'mail', '1', '{}'
+      from generate_series(1, 300) as i
+      cross join lateral (select now() - make_interval(secs => i * 11) as at) as a;
+      select messages.audit('ann', 'queue.pause', repeat('long', 45), '{"n": 1}', '10.0.0.1');
+    """)
+
+
+async def test_each_page_can_be_read_by_day_and_night_wide_and_narrow(
+    database: str, filled: None
+) -> None:
+    heard: list[str] = []
+    async with serving(database, allow_writes=True) as base, browsing() as browser:
+        for scheme, width in (("light", 1280), ("dark", 360)):
+            page = await opened(
+                browser, heard, color_scheme=scheme, viewport={"width": width, "height": 800}
+            )
+            for path in PAGES:
+                await page.goto(base + path)
+                found = await page.evaluate(CONTRAST)
+                assert found["poor"] == [], f"{path} {scheme}"
+                assert found["seen"] > 8
+                assert await page.evaluate(SIDEWAYS) == [], f"{path} at {width}"
+                assert await page.evaluate(UNNAMED) == [], path
+            await page.goto(base)
+            paper = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (scheme == "light") == (int(paper.split("(")[1].split(",")[0]) > 128)
+            await page.context.close()
+    # The one page that is not there is told of.
+    assert [it for it in heard if "404" not in it] == []
+
+
+async def test_figures_move_while_one_looks_on(
+    database: str, connection: Connection, filled: None
+) -> None:
+    heard: list[str] = []
+    async with serving(database) as base, browsing() as browser:
+        page = await opened(browser, heard)
+        await page.goto(base)
+        await expect(page.locator("#live")).to_have_text("live")
+        waiting = page.locator("[data-figure=waiting]")
+        await expect(waiting).to_have_text("7")
+        await connection.execute("select messages.publish('mail', '1')")
+        await expect(waiting).to_have_text("8")
+        # Tables are read again.
+        await page.goto(f"{base}/queues")
+        row = page.get_by_role("row").filter(has_text="mail")
+        await expect(row).to_contain_text("open")
+        await connection.execute(
+            "select messages.pause_queue('mail'); select messages.publish('mail', '1')"
+        )
+        await expect(row).to_contain_text("paused", timeout=15_000)
+        # A pause by key holds it.
+        await page.keyboard.press("l")
+        await expect(page.locator("#live")).to_have_text("paused")
+    assert heard == []
+
+
+async def test_it_is_used_by_keys_alone(database: str, connection: Connection) -> None:
+    heard: list[str] = []
+    async with serving(database, allow_writes=True) as base, browsing() as browser:
+        page = await opened(browser, heard)
+        await page.goto(base)
+        await page.keyboard.press("Tab")
+        assert await page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("?")
+        await expect(page.locator("dialog")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(page.locator("dialog")).to_be_hidden()
+        await page.keyboard.press("g")
+        await page.keyboard.press("q")
+        await expect(page.locator("h1")).to_have_text("Queues")
+        await page.keyboard.press("/")
+        await page.keyboard.type("defa")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("link", name="default")).to_be_visible()
+        await page.get_by_role("button", name="Pause").focus()
+        outline = await page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid"
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("status")).to_have_text("Paused default.")
+    assert await connection.fetchval("select paused from messages.queue")
+    assert heard == []
+
+
+async def test_colours_are_chosen_and_kept(database: str) -> None:
+    heard: list[str] = []
+    async with serving(database) as base, browsing() as browser:
+        page = await opened(browser, heard, color_scheme="light")
+        await page.goto(base)
+        await page.locator("#theme button").click()
+        await page.goto(f"{base}/queues")
+        paper = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert paper == "rgb(18, 22, 27)"
+    assert heard == []
+
+
+async def test_without_scripts_it_does_the_same(database: str, connection: Connection) -> None:
+    heard: list[str] = []
+    async with serving(database, allow_writes=True) as base, browsing() as browser:
+        page = await opened(browser, heard, java_script_enabled=False)
+        await page.goto(f"{base}/queue?name=default")
+        await page.get_by_label("Attempts", exact=True).fill("7")
+        await page.get_by_label("In order by key").check()
+        await page.get_by_role("button", name="Change").click()
+        await expect(page.get_by_role("status")).to_have_text("Changed max_attempts, ordered.")
+    row = await connection.fetchrow("select max_attempts, ordered from messages.queue")
+    assert row is not None
+    assert tuple(row) == (7, True)

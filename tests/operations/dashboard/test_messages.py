@@ -1,0 +1,319 @@
+"""The pages of messages: search, one message, and what is done to it."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import httpx
+import pytest
+from markupsafe import escape
+
+from notifyq.operations.dashboard import Masks
+from operations.dashboard.conftest import die
+from support.database import archived, claim_one, live, make_due, publish, rows, value
+
+if TYPE_CHECKING:
+    from operations.dashboard.conftest import Browser, Open
+    from support.database import Connection
+
+HOSTILE = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>"
+SECRET = {"user": {"name": "ann", "password": "hunter22"}, "card": {"number": "4000123"}}
+
+
+def listed(page: str) -> list[int]:
+    """The messages that a list has."""
+    return [int(it) for it in re.findall(r'<th scope="row"><a href="/messages/(\d+)">', page)]
+
+
+async def test_messages_are_found_and_shown(reader: Browser, connection: Connection) -> None:
+    (dead,) = await die(connection, details="Timeout after 5 s")
+    waiting = await value(
+        connection, "publish", queue="default", message={"amount": 150}, type="order", key="k/1"
+    )
+    assert listed(await reader.text("/messages")) == [waiting, dead]
+    for query, expected in (
+        ("state=waiting", [waiting]),
+        ("state=dead&error=timeout", [dead]),
+        ("queue=none", []),
+        ("type=order&key=k%2F1", [waiting]),
+        (f"payload={quote('$.amount > 100')}", [waiting]),
+        (f"payload={quote('amount = 150')}", [waiting]),
+        (f"payload={quote('amount = 151')}", []),
+        (f"like={dead}&state=failed", [dead]),
+        ("since=2027-01-01", []),
+    ):
+        assert listed(await reader.text(f"/messages?{query}")) == expected, query
+    jump = await reader.get(f"/messages?id={dead}")
+    assert (jump.status_code, jump.headers["location"]) == (303, f"/messages/{dead}")
+    assert '<form method="post" action="/message' not in await reader.text(f"/messages/{dead}")
+
+
+async def test_what_cannot_be_meant_is_told_beside_the_form(
+    reader: Browser, connection: Connection
+) -> None:
+    await publish(connection, 1)
+    for query, kept, said in (
+        ("place=x", "", "Place is not one of ours"),
+        ("since=soon", "soon", "Since is not an instant"),
+        ("id=x", 'name="id" value="x"', "Id is not a number"),
+        ("payload=$.a ==", "$.a ==", "cannot be understood"),
+        ("payload=amount >", "amount &gt;", "a value is missing"),
+        ("payload=customer", 'value="customer"', "a comparison is missing"),
+        ("payload=name ~ '('", "name ~ &#39;(&#39;", "cannot be understood"),
+        ("payload=a = '\x00'", "", "cannot be understood"),
+        ("queue=\x00", "", ""),
+        ("state=odd", "", "no state"),
+        ("like=77", "", "is gone"),
+    ):
+        answer = await reader.get(
+            str(httpx.URL("/messages", params=f"type=typed&{quote(query, '=&')}"))
+        )
+        assert answer.status_code == (404 if query == "like=77" else 400), (query, answer.text)
+        assert '<form method="get" action="/messages"' in answer.text, query
+        assert 'name="type" value="typed"' in answer.text
+        assert kept in answer.text, query
+        told = re.search(r'role="alert" id="problem">([^<]*)<', answer.text)
+        assert told is not None, query
+        if query.startswith("payload"):
+            assert said in told[1], query
+        assert not listed(answer.text)
+        assert "No message matches" not in answer.text
+    for query in ("since=soon", "until=x", "place=1", "queue=%00"):
+        answer = await reader.get(f"/dead?type=typed&{query}")
+        assert answer.status_code == 400, query
+        assert 'role="alert"' in answer.text
+        assert 'name="type" size="14" value="typed"' in answer.text
+    await reader.text("/messages/77", 404)
+
+
+PAYLOADS: list[object] = [
+    {"customer": "x", "amount": 50, "user": {"id": 7, "name": "Ann Smith"}},
+    {"customer": "y", "amount": 51.5, "user": {"id": "7"}, "paid": True},
+    {"customer": "it's", "amount": "60", "items": [{"price": 5}, {"price": 10}], "odd name": None},
+    "x",
+]
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("customer = 'x'", [0]), ("customer='x'", [0]), ('customer = "x"', [0]),
+        ("customer = x", [0]),
+        ("customer == 'x'", [0]), ("customer: x", [0]), ("payload->>'customer' = 'x'", [0]),
+        ("$.customer = 'x'", [0]), ("$.customer == 'it''s'", [2]), ("customer = 'it''s'", [2]),
+        ("customer = X", []), ("customer <> 'x'", [1, 2]), ("customer != x", [1, 2]),
+        ("not customer = 'x'", [1, 2, 3]), ("customer in ('x', 'y')", [0, 1]),
+        ("customer not in (x, y)", [2, 3]), ("customer like 'i%'", [2]),
+        ("customer ilike 'I%S'", [2]),
+        ("customer ~ '^[xy]$'", [0, 1]), ("customer !~ '^[xy]$'", [2, 3]),
+        ("amount > 50", [1]), ("amount >= 50", [0, 1]), ("amount<51", [0]), ("amount = 60", [2]),
+        ("amount = '50'", [0]), ("amount != 60", [0, 1]), ("amount > 50 and paid = true", [1]),
+        ("amount = 50 or amount = 60", [0, 2]),
+        ("(amount = 50 or paid = true) and user.id = 7", [0, 1]),
+        ("user.id = 7", [0, 1]), ("user.name = Ann Smith", [0]),
+        ("user -> 'name' = 'Ann Smith'", [0]),
+        ("items[*].price > 9", [2]), ("items.price > 9", [2]), ("items[0].price > 9", []),
+        ('"odd name" is null', [0, 1, 2, 3]), ("customer is not null", [0, 1, 2]),
+        ('{"customer": "x", "user": {"id": 7}}', [0]),
+        ("$.amount > 50", [1]), ("exists($.items[*] ? (@.price > 9))", [2]), ('$ == "x"', [3]),
+    ],
+)  # fmt: skip
+async def test_a_person_types_what_is_meant(
+    reader: Browser, connection: Connection, condition: str, expected: list[int]
+) -> None:
+    ids = [
+        await value(connection, "publish", queue="default", message=payload) for payload in PAYLOADS
+    ]
+    page = await reader.text(str(httpx.URL("/messages", params={"payload": condition})))
+    assert sorted(ids.index(it) for it in listed(page)) == expected
+    # The form still has what was typed, and not what became of it.
+    assert f'name="payload" value="{escape(condition)}"' in page
+    assert ("was searched by the JSON path" in page) == (
+        not condition.startswith(("$.a", "exists", "$ "))
+    )
+
+
+async def test_a_long_list_has_pages(reader: Browser, connection: Connection) -> None:
+    ids = await publish(connection, 70)
+    page = await reader.text("/messages")
+    following = re.search(r'href="([^"]+)" rel="next"', page)
+    assert following is not None
+    rest = await reader.text(following[1].replace("&amp;", "&"))
+    assert [*listed(page), *listed(rest)] == ids[::-1]
+    assert 'rel="next"' not in rest
+
+
+async def test_a_message_has_its_story(reader: Browser, connection: Connection) -> None:
+    await value(connection, "create_queue", name="q", max_attempts=2)
+    (id_,) = await publish(connection, 1, "q")
+    held = await value(connection, "publish", queue="q", message=1, after=[id_])
+    for _ in range(2):
+        (claimed,) = await rows(connection, "claim", queues=["q"], worker="host-1")
+        await connection.execute(
+            "select messages.retry($1, $2, '0', 'no luck', 'failed', 'ValueError', 'Trace\nback')",
+            id_,
+            claimed["lock_token"],
+        )
+        await make_due(connection, id_)
+        await value(connection, "stage_due")
+    page = await reader.text(f"/messages/{id_}")
+    for text in ("Attempt 1 began", "Attempt 2: failed", "Finished: failed", "Trace\nback"):
+        assert text in page
+    assert f'href="/messages/{held}"' in page
+    assert "Attempts that did not succeed" in page
+
+
+async def test_each_text_is_shown_as_text(
+    reader: Browser, writer: Browser, connection: Connection
+) -> None:
+    name = f"q {HOSTILE}"
+    await value(connection, "create_queue", name=name)
+    waiting = await value(
+        connection, "publish", queue=name, message={HOSTILE: HOSTILE}, type=HOSTILE, key=HOSTILE,
+        headers={HOSTILE: HOSTILE}, dedup_key=HOSTILE,
+    )  # fmt: skip
+    await rows(connection, "claim", worker=HOSTILE)
+    dead = await die(connection, details=HOSTILE)
+    for path in (
+        "/messages", f"/messages/{waiting}", f"/messages/{dead[0]}", "/dead", "/workers",
+        f"/messages?queue={quote(HOSTILE)}&error={quote(HOSTILE)}&state=dead",
+    ):  # fmt: skip
+        for browser in (reader, writer):
+            page = await browser.text(path)
+            assert "<script>alert" not in page, path
+            assert "<img" not in page, path
+    assert "&lt;script&gt;" in await reader.text(f"/messages/{waiting}")
+
+
+async def test_what_is_hidden_is_hidden_everywhere(
+    open_dashboard: Open, connection: Connection
+) -> None:
+    await value(connection, "publish", queue="default", message=SECRET, headers={"token": "tok99"})
+    message = await claim_one(connection)
+    await connection.execute(
+        "select messages.retry($1, $2, null, $3, 'failed', 'ValueError', $3)",
+        message["id"],
+        message["lock_token"],
+        "ValidationError: input hunter22 of ann, token tok99",
+    )
+    id_ = message["id"]
+    browser = await open_dashboard(masks=Masks.parse("password,token,card.*"))
+    for path in ("/messages", f"/messages/{id_}", f"/messages/{id_}/payload", "/dead",
+                 "/messages?state=dead"):  # fmt: skip
+        page = await browser.text(path)
+        assert "hunter22" not in page, path
+        assert "tok99" not in page, path
+        assert "4000123" not in page, path
+    assert "of ann" in await browser.text(f"/messages/{id_}")
+    for payload in ('$.user.password starts with "h"', "password = 1", "$.*.* == 1", "$.**.a == 1"):
+        await browser.text(f"/messages?payload={quote(payload)}", 403)
+    await browser.text(f"/messages?payload={quote('$.user.name == 1')}")
+    blind = await open_dashboard(masks=Masks(all_payloads=True))
+    for path in ("/messages", f"/messages/{id_}", f"/messages/{id_}/payload", "/dead"):
+        page = await blind.text(path)
+        assert "ann" not in page.replace("cannot", "").replace("channel", ""), path
+        assert "hunter22" not in page, path
+    await blind.text(f"/messages?payload={quote('$.user.name == 1')}", 403)
+
+
+async def test_a_payload_can_be_had_as_a_file(reader: Browser, connection: Connection) -> None:
+    long = {"text": "x" * 600_000, "number": 1}
+    id_ = await value(connection, "publish", queue="default", message=long)
+    assert "Too long for a page" in await reader.text(f"/messages/{id_}")
+    answer = await reader.get(f"/messages/{id_}/payload")
+    assert answer.json() == long
+    assert "attachment" in answer.headers["content-disposition"]
+
+
+async def test_a_waiting_message_is_cancelled(writer: Browser, connection: Connection) -> None:
+    (id_,) = await publish(connection, 1)
+    page = await writer.act("/message/cancel", id=id_, back=f"/messages/{id_}")
+    assert f"Cancelled message {id_}." in page
+    ((row),) = await archived(connection, id_)
+    assert (row["status"], row["details"]) == ("rejected", "cancelled")
+    page = await writer.act("/message/cancel", id=id_, back=f"/messages/{id_}")
+    assert 'role="alert"' in page
+    assert "was not cancelled" in page
+
+
+async def test_a_scheduled_message_runs_now(writer: Browser, connection: Connection) -> None:
+    id_ = await value(connection, "publish", queue="default", message=1, delay=timedelta(days=1))
+    assert "Run now" in await writer.text(f"/messages/{id_}")
+    assert "is due now" in await writer.act("/message/run-now", id=id_, back=f"/messages/{id_}")
+    assert (await claim_one(connection))["id"] == id_
+    assert "nothing was changed" in await writer.act("/message/run-now", id=id_, back="/messages")
+
+
+async def test_a_message_that_waits_for_others_runs_without_them(
+    writer: Browser, connection: Connection
+) -> None:
+    (first,) = await publish(connection, 1)
+    held = await value(connection, "publish", queue="default", message=1, after=[first])
+    page = await writer.act("/message/unblock", id=held, back=f"/messages/{held}")
+    assert "waits for no other message any more" in page
+    row = await live(connection, held)
+    assert row is not None
+    assert row["state"] == "waiting"
+
+
+async def test_a_lock_is_taken_only_if_it_is_the_one_that_was_seen(
+    writer: Browser, connection: Connection
+) -> None:
+    (id_,) = await publish(connection, 1)
+    first = await claim_one(connection)
+    asked = await writer.send("/message/release", id=id_, lock_token=first["lock_token"])
+    assert (asked.status_code, "handled twice" in asked.text) == (200, True)
+    # Meanwhile the worker gave it back, and another one has it.
+    await value(connection, "release", id=id_, lock_token=first["lock_token"])
+    second = await claim_one(connection, "other")
+    sure = {"id": id_, "confirmed": "yes", "back": f"/messages/{id_}"}
+    page = await writer.act("/message/release", lock_token=first["lock_token"], **sure)
+    assert "was not released" in page
+    page = await writer.act("/message/release", lock_token=second["lock_token"], **sure)
+    assert "was released" in page
+    assert not await value(connection, "finish", id=id_, lock_token=second["lock_token"])
+
+
+async def test_a_dead_message_is_retried_once(writer: Browser, connection: Connection) -> None:
+    (id_,) = await die(connection)
+    page = await writer.act("/message/retry", id=id_, back=f"/messages/{id_}")
+    again = await connection.fetchval("select message_id from messages.redrive")
+    assert f"as {again}." in page
+    assert f'It was published again as <a href="/messages/{again}">' in page
+    assert "somebody did so before" in await writer.act("/message/retry", id=id_, back="/dead")
+    assert await connection.fetchval("select count(*) from messages.message") == 1
+    assert f'retry of <a href="/messages/{id_}">' in await writer.text(f"/messages/{again}")
+
+
+async def test_a_dead_message_is_discarded(writer: Browser, connection: Connection) -> None:
+    (id_,) = await die(connection)
+    asked = await writer.send("/message/discard", id=id_)
+    assert "for good" in asked.text
+    assert await archived(connection, id_)
+    page = await writer.act("/message/discard", id=id_, confirmed="yes")
+    assert f"Deleted dead message {id_}." in page
+    assert await archived(connection, id_) == []
+    assert "was not deleted" in await writer.act("/message/discard", id=id_, confirmed="yes")
+
+
+@pytest.mark.parametrize("action", ["cancel", "run-now", "unblock", "release", "retry", "discard"])
+async def test_a_form_that_is_forged_or_not_allowed_does_nothing(
+    reader: Browser, writer: Browser, connection: Connection, action: str
+) -> None:
+    (id_,) = await publish(connection, 1)
+    fields = {"id": str(id_), "lock_token": "0", "confirmed": "yes"}
+    assert (await reader.send(f"/message/{action}", **fields)).status_code == 403
+    for headers, token in (
+        ({"origin": "http://127.0.0.2:8080"}, await writer.token()),
+        ({"origin": "http://localhost:8080"}, "forged"),
+    ):
+        answer = await writer.client.post(
+            f"/message/{action}", data={"csrf": token, **fields}, headers=headers
+        )
+        assert answer.status_code == 403
+    assert (await writer.get(f"/message/{action}")).status_code == 405
+    assert await live(connection, id_) is not None
+    assert not await connection.fetchval("select count(*) from messages.audit")

@@ -1,0 +1,141 @@
+"""In a real browser: a message is searched, looked at, and its group retried; phones, too."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvicorn
+from playwright.async_api import async_playwright, expect
+
+from notifyq.operations.dashboard import create_app
+from operations.dashboard.conftest import die
+from support.database import publish, rows, value
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from support.database import Connection
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), None)
+HOSTILE = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>"
+
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
+    pytest.mark.timeout(120),
+]
+
+
+@asynccontextmanager
+async def served(dsn: str) -> AsyncIterator[str]:
+    """Serve a dashboard that may write on a port of its own."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    app = create_app(dsn, open_to_all=True, allow_writes=True, interval=0.2)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    serving = asyncio.create_task(server.serve([listening]))
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _noted(message: Any) -> list[str]:
+    """What the console says, but for a note that a page had the status 400."""
+    return [] if "status of 400 (Bad Request)" in message.text else [message.text]
+
+
+@asynccontextmanager
+async def opened(base: str, width: int = 1200, **options: Any) -> AsyncIterator[Any]:
+    """Open a window; nothing may be said on its console."""
+    heard: list[str] = []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
+        )
+        context = await browser.new_context(
+            base_url=base, viewport={"width": width, "height": 800}, **options
+        )
+        page = await context.new_page()
+        page.on("console", lambda message: heard.extend(_noted(message)))
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("dialog", lambda dialog: heard.append(dialog.message))
+        yield page
+        await browser.close()
+    assert heard == []
+
+
+async def test_a_person_corrects_a_condition(database: str, connection: Connection) -> None:
+    for payload in ({"customer": "x", "amount": 60}, {"customer": "y", "amount": 70}):
+        await value(connection, "publish", queue="default", message=payload)
+    async with served(database) as base, opened(base) as page:
+        await page.goto("/messages")
+        await page.get_by_text("More conditions").click()
+        await page.get_by_label("Payload").fill("customer = 'x' and amount >")
+        await page.get_by_label("Queue or stream").fill("default")
+        async with page.expect_response("**/messages?*") as answered:
+            await page.get_by_role("button", name="Search").click()
+        assert (await answered.value).status == 400
+        await expect(page.locator("#problem")).to_contain_text("a value is missing")
+        await expect(page.get_by_label("Payload")).to_have_value("customer = 'x' and amount >")
+        await expect(page.get_by_label("Queue or stream")).to_have_value("default")
+        await page.get_by_label("Payload").fill("customer = 'x' and amount > 50")
+        await page.get_by_role("button", name="Search").click()
+        await expect(page.locator("#found tbody tr")).to_have_count(1)
+        await expect(page.locator("#read-as")).to_contain_text('$."customer" == "x"')
+
+
+@pytest.mark.parametrize("has_scripts", [True, False])
+async def test_a_person_finds_a_message_and_retries_all_like_it(
+    database: str, connection: Connection, *, has_scripts: bool
+) -> None:
+    ids = await die(connection, 3, f"Timeout after 5 s {HOSTILE}")
+    await die(connection, 1, "another")
+    async with served(database) as base, opened(base, java_script_enabled=has_scripts) as page:
+        await page.goto("/messages")
+        await page.get_by_label("State").select_option("dead")
+        await page.get_by_label("Error has").fill("timeout")
+        await page.get_by_role("button", name="Search").click()
+        await expect(page.locator("#found tbody tr")).to_have_count(3)
+        await page.get_by_role("link", name=str(ids[0]), exact=True).click()
+        await expect(page.get_by_role("heading", name=f"Message {ids[0]}")).to_be_visible()
+        await expect(page.locator(".timeline")).to_contain_text("Finished: failed")
+        await page.get_by_role("link", name="Dead", exact=True).click()
+        group = page.get_by_role("row", name="Timeout after")
+        await expect(group).to_contain_text("3")
+        await group.get_by_role("button", name="Retry").click()
+        await expect(page.get_by_role("heading")).to_have_text("Publish 3 dead messages again?")
+        await page.get_by_role("button", name="Retry 3").click()
+        await expect(page.get_by_role("status").first).to_contain_text("3 dead messages were")
+        await expect(page.locator("#groups tbody tr")).to_have_count(1)
+    assert await connection.fetchval("select count(*) from messages.redrive") == 3
+
+
+async def test_no_page_is_wider_than_a_phone(database: str, connection: Connection) -> None:
+    name = f"q-{'x' * 60} {HOSTILE}"
+    await value(connection, "create_queue", name=name)
+    await value(connection, "create_stream", name="orders")
+    await value(connection, "subscribe", stream="orders", subscriber="warehouse-" + "y" * 60)
+    await connection.execute("select messages.schedule($1, '@daily', 'default')", HOSTILE)
+    await value(connection, "note_worker", worker="host-" + "z" * 60, queues=[name])
+    (id_,) = await publish(connection, 1, name)
+    await rows(connection, "claim", worker="host-" + "z" * 60)
+    dead = await die(connection, 1, "E" * 200)
+    async with served(database) as base, opened(base, 360) as page:
+        for path in (
+            "/messages", f"/messages/{id_}", f"/messages/{dead[0]}", "/dead", "/streams",
+            "/schedules", "/workers",
+        ):  # fmt: skip
+            await page.goto(path)
+            for it in await page.locator("details").all():
+                await it.evaluate("it => { it.open = true; }")
+            width = await page.evaluate("document.documentElement.scrollWidth")
+            assert width <= 360, (path, width)
+            # Nor is anything of a table beside what is seen.
+            for it in await page.locator(".scroll").all():
+                assert await it.evaluate("it => it.scrollWidth <= it.clientWidth"), path

@@ -1,0 +1,161 @@
+"""The pages of a worker: what they say while it starts, works, is blocked, and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.programs import Running
+from notifyq import ConfigurationError
+from notifyq.operations.metrics import WorkerMetrics, server, start_server
+from notifyq.telemetry import WorkerStopping
+from operations.metrics.scrapes import get, scrape
+from support.running import Events, working
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from notifyq import App
+
+APP = """
+import notifyq
+app = notifyq.App()
+@app.handler("good")
+async def handle(n: int) -> int: return n
+"""
+
+
+async def fetched(url: str) -> tuple[int, str]:
+    return await asyncio.to_thread(get, url)
+
+
+async def test_ready_is_what_works(app: App, events: Events) -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.handler("slow")
+    async def slow(n: int) -> None:
+        entered.set()
+        await go_on.wait()
+
+    metrics = WorkerMetrics()
+    with start_server(metrics, port=0) as pages:
+        assert await fetched(f"{pages.url}/readyz") == (503, "starting\n")
+        assert await fetched(f"{pages.url}/healthz") == (200, "ok\n")
+        async with working(app, events, metrics=metrics) as worker:
+            assert await fetched(f"{pages.url}/readyz") == (200, "ok\n")
+            assert await fetched(f"{pages.url}/healthz") == (200, "ok\n")
+            await slow.publish(1)
+            await entered.wait()
+            worker.stop()
+            await events.wait(WorkerStopping)
+            assert await fetched(f"{pages.url}/readyz") == (503, "stopping\n")
+            assert await fetched(f"{pages.url}/healthz") == (200, "ok\n")
+            go_on.set()
+
+
+async def test_a_blocked_loop_is_seen_and_stops_no_scrape(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_ANSWERS_WITHIN", 0.3)
+    entered, go_on = threading.Event(), threading.Event()
+
+    @app.handler("blocks")
+    async def blocks(n: int) -> None:
+        entered.set()
+        go_on.wait(20)
+
+    seen: list[tuple[int, str]] = []
+    delays: list[float] = []
+
+    def look(url: str) -> None:
+        assert entered.wait(20)
+        seen.append(get(f"{url}/healthz"))
+        page = scrape(url)
+        delays.append(page("notifyq_handlers_loop_delay_seconds"))
+        delays.append(page("notifyq_listener_loop_delay_seconds"))
+        go_on.set()
+
+    metrics = WorkerMetrics()
+    with start_server(metrics, port=0) as pages:
+        async with working(app, metrics=metrics):
+            looking = threading.Thread(target=look, args=[pages.url])
+            looking.start()
+            await blocks.publish(1)
+            await asyncio.to_thread(looking.join)
+            assert await fetched(f"{pages.url}/healthz") == (200, "ok\n")
+    [(status, text)] = seen
+    assert status == 503
+    assert text.startswith("the event loop of the handlers has not answered for 0.3 s")
+    assert "listener" not in text
+    assert delays[0] >= 0.3 > delays[1]
+
+
+def test_pages_that_are_not_there() -> None:
+    with start_server(WorkerMetrics(), port=0) as pages:
+        assert get(f"{pages.url}/other")[0] == 404
+        assert get(f"{pages.url}/metrics", "POST")[0] == 405
+        assert get(f"{pages.url}/metrics", "HEAD") == (200, "")
+        assert "/metrics" in get(f"{pages.url}/")[1]
+
+
+def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
+    with start_server(WorkerMetrics(), port=0) as pages:
+        silent = [socket.create_connection(("127.0.0.1", pages.port)) for _ in range(20)]
+        began = time.monotonic()
+        assert get(f"{pages.url}/metrics")[0] == 200
+        assert time.monotonic() - began < 5
+        for connection in silent:
+            connection.close()
+
+
+def test_a_port_is_taken_once() -> None:
+    with start_server(WorkerMetrics(), port=0) as pages:
+        with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{pages.port}: address alr"):
+            start_server(WorkerMetrics(), port=pages.port)
+        port = pages.port
+    with start_server(WorkerMetrics(), port=port):
+        pass
+    with start_server(WorkerMetrics(), port=0, host="::1") as pages:
+        assert get(f"{pages.url}/readyz") == (503, "starting\n")
+
+
+async def test_the_command_serves_and_says_where(database: str, tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text(APP)
+    args = ("worker", "good:app", "--log-format", "json", "--metrics-port", "0")
+    with Running(database, *args, cwd=tmp_path) as worker:
+        said = json.loads(worker.hear("metrics are served"))["message"]
+        url = said.removeprefix("metrics are served at ").removesuffix("/metrics")
+        worker.hear("WorkerStarted")
+        assert get(f"{url}/readyz") == (200, "ok\n")
+        assert scrape(url)("notifyq_workers") == 1
+        second = ("worker", "good:app", "--metrics-port", url.rpartition(":")[2])
+        with Running(database, *second, cwd=tmp_path) as other:
+            result = other.end()
+        assert result.code == 1
+        assert result.err.count("\n") == 1
+        assert "metrics cannot be served on" in result.err
+        assert "address already in use; give each process a --metrics-port of its own" in result.err
+        assert "NOTIFYQ_METRICS_PORT is that of workers, relays and brokers alike" in result.err
+        assert worker.stop(signal.SIGTERM).code == 0
+
+
+async def test_each_of_several_processes_has_its_port(database: str, tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text(APP)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    env = {"NOTIFYQ_METRICS_PORT": str(port)}
+    args = ("worker", "good:app", "--processes", "2")
+    with Running(database, *args, cwd=tmp_path, env=env) as workers:
+        workers.hear("[1] ")
+        workers.hear(f":{port + 1}/metrics")
+        workers.hear("WorkerStarted")
+        assert scrape(f"http://127.0.0.1:{port}")("notifyq_workers") == 1
+        assert scrape(f"http://127.0.0.1:{port + 1}").names
+        assert workers.stop(signal.SIGTERM).code == 0

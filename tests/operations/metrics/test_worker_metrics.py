@@ -1,0 +1,234 @@
+"""What a worker's metrics say after a known piece of work, and how many series there can be."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from notifyq import Reject
+from notifyq.operations.metrics import BrokerMetrics, RelayMetrics, WorkerMetrics, start_server
+from notifyq.telemetry import (
+    BatchFinished,
+    HandlerStuck,
+    ListenerConnected,
+    ListenerLost,
+    LockLost,
+    LocksExtended,
+    MessageFinished,
+    MessagesClaimed,
+    QueueAttended,
+    QueueUnattended,
+    StreamAttended,
+    WorkerStarted,
+)
+from operations.metrics.scrapes import Scrape, get, scrape
+from support.database import ROOT
+from support.running import Events, working
+
+if TYPE_CHECKING:
+    from notifyq import App
+    from notifyq.operations.metrics.sink import EventMetrics
+    from support.database import Connection
+
+
+def read(metrics: WorkerMetrics) -> Scrape:
+    return Scrape(generate_latest(metrics.registry).decode())
+
+
+async def test_a_piece_of_work_is_counted(app: App, connection: Connection, events: Events) -> None:
+    tries = 0
+
+    @app.handler("good", max_attempts=3, backoff=0)
+    async def good(n: int) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ValueError("once more")
+
+    @app.handler("bad")
+    async def bad(n: int) -> None:
+        raise Reject("no")
+
+    metrics = WorkerMetrics()
+    async with working(app, events, metrics=metrics, poll=0.05):
+        with start_server(metrics, port=0) as server:
+            before = await asyncio.to_thread(scrape, server.url)
+            assert before("notifyq_finished_total", queue="good", status="success") == 0
+            await good.publish(1)
+            await bad.publish(1)
+            await events.wait(MessageFinished, queue="bad")
+            await events.wait(MessageFinished, queue="good", status="success")
+            seen = await asyncio.to_thread(scrape, server.url)
+    assert seen("notifyq_finished_total", queue="good", status="success") == 1
+    assert seen("notifyq_finished_total", queue="good", status="failed") == 1
+    assert seen("notifyq_finished_total", queue="bad", status="rejected") == 1
+    assert seen("notifyq_claimed_total", queue="good") == 2
+    assert seen("notifyq_claimed_total", queue="bad") == 1
+    assert seen("notifyq_retries_total", queue="good") == 1
+    assert ("notifyq_retries_total", "bad") not in {
+        (name, value) for name in seen.names for labels in seen.of(name) for _, value in labels
+    }
+    assert seen("notifyq_wait_seconds_count", queue="good") == 2
+    assert seen("notifyq_run_seconds_count", queue="bad") == 1
+    assert seen("notifyq_bells_heard_total", channel="new_message") >= 2
+    assert seen("notifyq_bell_to_claim_seconds_count") >= 1
+    claims = seen.of("notifyq_claims_total")
+    assert sum(claims.values()) == len(events.of(MessagesClaimed))
+    assert seen("notifyq_slots") == 10
+    assert seen("notifyq_workers") == 1
+    assert seen("notifyq_listener_connected") == 1
+    assert "process_cpu_seconds_total" in seen.names
+    ended = read(metrics)
+    assert ended("notifyq_workers") == 0
+    assert ended("notifyq_listener_connected") == 0
+
+
+async def test_running_handlers_and_extended_locks_are_seen(app: App, events: Events) -> None:
+    go_on = asyncio.Event()
+
+    @app.handler("slow", lock_timeout=0.9)
+    async def slow(n: int) -> None:
+        await go_on.wait()
+
+    metrics = WorkerMetrics()
+    async with working(app, events, metrics=metrics):
+        await slow.publish_many([1, 2])
+        await events.wait(LocksExtended)
+        assert read(metrics)("notifyq_handlers_running") == 2
+        go_on.set()
+        await events.wait(MessageFinished, 2)
+        assert read(metrics)("notifyq_handlers_running") == 0
+
+
+async def test_a_stream_is_counted(app: App, connection: Connection, events: Events) -> None:
+    @app.subscriber("orders", "ledger", batch=10)
+    async def keep(orders: list[int]) -> None: ...
+
+    metrics = WorkerMetrics()
+    async with working(app, events, metrics=metrics, poll=0.05):
+        await connection.execute("select messages.publish('orders', '1'), messages.tick('orders')")
+        await events.wait(BatchFinished, events=1)
+    names = {"stream": "orders", "subscriber": "ledger"}
+    seen = read(metrics)
+    assert seen("notifyq_batches_finished_total", **names) >= 1
+    assert seen("notifyq_batch_events_total", outcome="success", **names) == 1
+    assert seen("notifyq_batch_events_total", outcome="failed", **names) == 0
+
+
+def test_a_session_that_breaks_is_seen() -> None:
+    metrics = WorkerMetrics()
+    metrics(ListenerConnected(backend_pid=1, again=False))
+    metrics(WorkerStarted(worker="w", queues=("q",)))
+    assert metrics.health.unready() is None
+    metrics(ListenerLost(error="gone"))
+    assert metrics.health.unready() == "the listening session is being made anew"
+    assert read(metrics)("notifyq_listener_connected") == 0
+    metrics(ListenerConnected(backend_pid=2, again=True))
+    assert metrics.health.unready() is None
+    seen = read(metrics)
+    assert seen("notifyq_listener_losses_total") == seen("notifyq_listener_reconnects_total") == 1
+
+
+def test_what_is_claimed_while_a_queue_is_attended_was_published_in_silence() -> None:
+    metrics = WorkerMetrics()
+
+    def claim(queue: str, quantity: int) -> None:
+        metrics(MessagesClaimed(quantity=quantity, queues=(), by_queue={queue: quantity}))
+
+    def finish(stream: str, events: int) -> None:
+        metrics(
+            BatchFinished(
+                stream=stream,
+                subscriber="u",
+                batch_id=1,
+                events=events,
+                retried=0,
+                failed=0,
+                run=1.0,
+            )
+        )
+
+    claim("q", 1)
+    metrics(QueueAttended(queue="q"))
+    metrics(StreamAttended(stream="s"))
+    claim("q", 2)
+    claim("other", 4)
+    finish("s", 8)
+    finish("other", 16)
+    assert read(metrics)("notifyq_queues_attended") == 1
+    assert read(metrics)("notifyq_streams_attended") == 1
+    metrics(QueueUnattended(queue="q"))
+    claim("q", 32)
+    metrics(ListenerConnected(backend_pid=2, again=True))  # what was promised ended with the other
+    finish("s", 64)
+    seen = read(metrics)
+    assert seen("notifyq_bells_silenced_total", channel="new_message") == 2
+    assert seen("notifyq_bells_silenced_total", channel="new_event") == 8
+    assert seen("notifyq_queues_attended") == seen("notifyq_streams_attended") == 0
+
+
+def test_a_flood_of_names_makes_no_flood_of_series() -> None:
+    metrics = WorkerMetrics(most_names=20)
+
+    def flood(quantity: int) -> int:
+        for n in range(quantity):
+            values: dict[str, Any] = {"queue": f"q{n}", "message_id": n}
+            metrics(
+                MessageFinished(
+                    lock_token=1, status="success", wait=1, run=1, details=None, **values
+                )
+            )
+            metrics(MessagesClaimed(quantity=1, queues=(), by_queue={f"q{n}": 1}))
+            metrics(LockLost(lock_token=1, **values))
+            metrics(HandlerStuck(**values))
+            counts: dict[str, Any] = {
+                "batch_id": n,
+                "events": 1,
+                "retried": 0,
+                "failed": 0,
+                "run": 1.0,
+            }
+            metrics(BatchFinished(stream=f"s{n}", subscriber=f"u{n}", **counts))
+        return len(generate_latest(metrics.registry).splitlines())
+
+    assert flood(30) == flood(3000)
+    seen = read(metrics)
+    queues = {value for labels in seen.of("notifyq_claimed_total") for _, value in labels}
+    assert len(queues) == 21
+    assert seen("notifyq_claimed_total", queue="(others)") == 3030 - 2 * 20
+    assert seen("notifyq_batches_finished_total", stream="(others)", subscriber="(others)") > 2000
+
+
+@pytest.mark.parametrize(
+    ("kind", "heading"),
+    [
+        (WorkerMetrics, "Of a worker"),
+        (RelayMetrics, "Of a relay"),
+        (BrokerMetrics, "Of a broker"),
+    ],
+)
+def test_every_metric_is_in_the_table(kind: type[EventMetrics], heading: str) -> None:
+    metrics = kind(CollectorRegistry())
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    text = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|(.*?)\| (.+) \|$", text, re.MULTILINE)
+    said = {name: (kind, tuple(re.findall(r"\w+", labels))) for name, kind, labels, _ in rows}
+    there = {}
+    for collector in set(metrics.registry._collector_to_names):
+        labels = tuple(getattr(collector, "_labelnames", ()))
+        for family in collector.collect():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            there[name] = (family.type, labels)
+    assert said == there
+
+
+def test_a_registry_of_the_users_own_is_served() -> None:
+    registry = CollectorRegistry()
+    WorkerMetrics(registry)
+    with start_server(registry, port=0) as server:
+        assert "notifyq_slots" in scrape(server.url).names
+        assert get(f"{server.url}/healthz") == (200, "ok\n")

@@ -1,0 +1,111 @@
+"""The page in a real browser: what is to be seen is seen, and nothing is asked of the network."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.async_api import async_playwright
+
+from notifyq.database.pool import Database
+from notifyq.operations.report import gather, page
+from notifyq.operations.report.charts import CHARTS
+from operations.report.test_report import FILL, HOSTILE
+from support.database import session
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), None)
+
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
+    pytest.mark.timeout(120),
+]
+
+_SHOWN = """
+() => [...document.querySelectorAll('figure svg')]
+  .filter(it => it.getClientRects().length)
+  .map(it => {
+    const box = it.getBoundingClientRect();
+    const drawn = [...it.querySelectorAll('path, use')].filter(part => {
+      const size = part.getBoundingClientRect();
+      return size.width + size.height > 20;
+    });
+    return {width: box.width, height: box.height, parts: drawn.length,
+      name: it.closest('figure').id,
+      texts: [...it.querySelectorAll('text')].map(
+        text => parseFloat(text.getBoundingClientRect().height))};
+  })
+"""
+_COLOURS = """
+() => {
+  const text = document.querySelector('figure svg text');
+  const rgb = it => getComputedStyle(it)[it === text ? 'fill' : 'backgroundColor']
+    .match(/\\d+/g).slice(0, 3).map(Number).reduce((sum, part) => sum + part, 0);
+  return [rgb(document.body), rgb(text)];
+}
+"""
+
+
+async def look(file: Path, *, width: int, scheme: Any) -> dict[str, Any]:
+    """Open a page in a window and return what is seen of it."""
+    heard: list[str] = []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
+        )
+        context = await browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
+        opened = await context.new_page()
+        opened.on("console", lambda message: heard.append(message.text))
+        opened.on("pageerror", lambda error: heard.append(str(error)))
+        asked: list[str] = []
+        opened.on("request", lambda request: asked.append(request.url))
+        await opened.goto(file.as_uri())
+        found = {
+            "charts": await opened.evaluate(_SHOWN),
+            "colours": await opened.evaluate(_COLOURS),
+            "overflow": await opened.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            ),
+            "text": await opened.inner_text("body"),
+            "picture": await opened.screenshot(full_page=True),
+        }
+        await browser.close()
+    assert heard == []
+    assert asked == [file.as_uri()]
+    return found
+
+
+async def test_a_browser_shows_it_wide_and_narrow_by_day_and_by_night(
+    database: str, tmp_path: Path
+) -> None:
+    async with session(database) as connection:
+        await connection.execute(FILL, HOSTILE)
+    async with Database(database) as opened:
+        report = await gather(opened)
+    file = tmp_path / "report.html"
+    file.write_text(page(report), encoding="utf-8")
+    day = await look(file, width=1200, scheme="light")
+    night = await look(file, width=375, scheme="dark")
+    for seen, least in ((day, 600), (night, 280)):
+        assert {chart["name"] for chart in seen["charts"]} == {chart.name for chart in CHARTS}
+        assert len(seen["charts"]) == len(CHARTS)
+        for chart in seen["charts"]:
+            assert chart["width"] >= least, chart
+            assert chart["height"] >= 150, chart
+            assert chart["parts"] >= 1, chart
+            # Letters that can be read.
+            assert min(chart["texts"]) >= 8, chart
+        # The page goes down, never to the side.
+        assert seen["overflow"] <= 0
+        assert HOSTILE in seen["text"]
+        assert len(seen["picture"]) > 10_000
+    paper, ink = day["colours"]
+    assert paper > 600 > ink
+    paper, ink = night["colours"]
+    assert paper < 200 < ink

@@ -1,0 +1,329 @@
+"""`notifyq top` at 80 columns and 24 lines, on a database that has something of everything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notifyq.chaos.proxy import Proxy
+from notifyq.database.pool import Database
+from notifyq.operations.masks import HIDDEN, Masks
+from notifyq.operations.monitor.figures import Figure, Health
+from notifyq.operations.top.app import Top
+from notifyq.operations.top.layout import chosen, fitting
+from notifyq.operations.top.snapshot import Snapshot, Source
+from notifyq.operations.top.table import Table
+from notifyq.operations.top.text import _of_server
+from notifyq.operations.top.views import QUEUES, VIEWS
+from operations.top.filled import fill
+from support.database import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from textual.pilot import Pilot
+
+    from support.database import Connection
+
+QUICKLY = timedelta(seconds=0.2)
+
+
+def shown(pilot: Pilot[None]) -> str:
+    """Give the text that the terminal shows."""
+    strips = pilot.app.screen._compositor.render_strips()
+    return "\n".join(strip.text.rstrip() for strip in strips)
+
+
+async def see(pilot: Pilot[None], *texts: str) -> str:
+    """Wait until all of this is shown."""
+    seen = ""
+
+    async def is_shown() -> bool:
+        nonlocal seen
+        await pilot.pause()
+        seen = shown(pilot)
+        return all(text in seen for text in texts)
+
+    try:
+        await until(is_shown, "it is shown", seconds=20)
+    except TimeoutError:
+        pytest.fail(f"{texts} are not all shown:\n{seen}")
+    return seen
+
+
+@asynccontextmanager
+async def watching(
+    dsn: str, size: tuple[int, int] = (80, 24), **options: Any
+) -> AsyncIterator[Pilot[None]]:
+    async with Database(dsn) as database:
+        source = Source(database, options.pop("masks", Masks()))
+        app = Top(source, every=options.pop("every", QUICKLY), **options)
+        async with app.run_test(size=size) as pilot:
+            yield pilot
+
+
+async def test_each_view_shows_what_there_is(database: str, connection: Connection) -> None:
+    await fill(connection)
+    async with watching(database) as pilot:
+        text = await see(pilot, "billing", "66", "paused", "4m")
+        lines = text.splitlines()
+        assert len(lines) == 24
+        assert max(map(len, lines)) <= 80
+        assert "waiting 86  running 4  dead/day 10  rate 1.2/s  failing 0.17/s" in text
+        assert lines[-1].endswith("q quit")
+        await pilot.press("2")
+        await see(pilot, "web-1:4711:abcdef", "working", "4/10")
+        await pilot.press("enter")
+        await see(pilot, "4 messages locked", "billing", "concurrency")
+        await pilot.press("escape", "3")
+        await see(pilot, "TimeoutError: bank", "unknown address", "rejected")
+        await pilot.press("tab")
+        await see(pilot, "orders", "warehouse", "42")
+        await pilot.press("5")
+        await see(pilot, "database_bytes", "MB")
+        await pilot.press("question_mark")
+        await see(pilot, "retry dead messages (asks)")
+
+
+async def test_a_queue_is_looked_into_down_to_a_message(
+    database: str, connection: Connection
+) -> None:
+    await fill(connection)
+    await connection.execute(
+        r"""select messages.publish('ledger', '{"text": "\u001b[2J wiped", "n": 1}')"""
+    )
+    async with watching(database) as pilot:
+        await see(pilot, "billing")
+        await pilot.press("enter")
+        await see(pilot, "queue billing", "[live]", "locked", '{"order": 72')
+        await pilot.press("tab")
+        await see(pilot, "[dead]", "failed", "TimeoutError: bank")
+        await pilot.press("enter")
+        await see(pilot, "message 67", "details:", '"order": 67', "attempt 1: failed")
+        await pilot.press("escape", "escape")
+        await see(pilot, "[1 Queues]", "ledger")
+        await pilot.press("down", "down", "enter", "enter")
+        text = await see(pilot, "wiped", '"n": 1')
+        assert "\x1b" not in text
+
+
+async def test_filter_and_sort(database: str, connection: Connection) -> None:
+    await fill(connection)
+
+    def names(pilot: Pilot[None]) -> list[str]:
+        return [row.queue for row in pilot.app.screen.query_one(Table).shown]
+
+    async with watching(database) as pilot:
+        await see(pilot, "thumbnails")
+        await pilot.press("s")
+        await see(pilot, "waiting▾")
+        assert names(pilot)[:2] == ["billing", "mail"]
+        await pilot.press("S")
+        await see(pilot, "waiting▴")
+        assert names(pilot)[-2:] == ["mail", "billing"]
+        await pilot.press("slash", "m", "a", "i", "enter")
+        await see(pilot, "filter: mai")
+        assert names(pilot) == ["mail"]
+        await pilot.press("escape")
+        await see(pilot, "billing")
+
+
+async def test_what_is_changed_is_asked_for_and_noted(
+    database: str, connection: Connection
+) -> None:
+    await fill(connection)
+
+    async def paused() -> bool:
+        return bool(await connection.fetchval("select paused from messages.queue_info('billing')"))
+
+    async with watching(database) as pilot:
+        await see(pilot, "billing")
+        await pilot.press("p")
+        await see(pilot, "Pause the queue billing?")
+        await pilot.press("n", "p")
+        await see(pilot, "Pause the queue billing?")
+        assert not await paused()
+        await pilot.press("y")
+        await see(pilot, "billing is paused")
+        assert await paused()
+        async with asyncio.timeout(20):
+            while not pilot.app.screen.query_one(Table).current.paused:
+                await pilot.pause(0.02)
+        await pilot.press("p")
+        await see(pilot, "Resume the queue billing?")
+        await pilot.press("y")
+        await see(pilot, "billing goes on")
+        await pilot.press("3")
+        await see(pilot, "TimeoutError")
+        await pilot.press("r")
+        await see(pilot, "Retry these 7 dead messages?")
+        await pilot.press("y")
+        await see(pilot, "7 dead messages are published again")
+        await pilot.press("1", "down", "down", "down", "r")
+        await see(pilot, "Retry dead messages of mail")
+        await pilot.press("y")
+        await see(pilot, "3 dead messages of mail are published again")
+    assert await connection.fetchval("select messages.dead_count()") == 0
+    noted = await connection.fetch(
+        "select action, subject, details ->> 'fingerprint' from messages.audit order by id"
+    )
+    assert [tuple(row) for row in noted] == [
+        ("queue.pause", "billing", None),
+        ("queue.resume", "billing", None),
+        ("dead.retry", "those found", "TimeoutError: bank <n> did not answer"),
+        ("dead.retry", "mail", None),
+    ]
+
+
+async def test_what_is_hidden_is_hidden_on_every_screen(
+    database: str, connection: Connection
+) -> None:
+    await connection.execute("""
+      select messages.publish('default', '{"card": {"number": "4000-1234"}, "n": 1}',
+        headers => '{"token": "tok-99"}') from generate_series(1, 2);
+      select messages.retry(
+        c.id, c.lock_token, null, 'ValueError: 4000-1234 with tok-99', 'failed', 'ValueError',
+        'Traceback of 4000-1234 with tok-99')
+      from messages.claim(array['default'], 1) as c;
+      update messages.message_archive set archived_at = archived_at - interval '15 seconds';
+    """)
+    for masks in (Masks.parse("card.*,token"), Masks(all_payloads=True)):
+        async with watching(database, (80, 50), masks=masks) as pilot:
+            seen = [await see(pilot, "default")]
+            await pilot.press("enter")
+            seen += [await see(pilot, "[live]", HIDDEN)]
+            await pilot.press("tab")
+            seen += [await see(pilot, "[dead]", f"ValueError: {HIDDEN}")]
+            await pilot.press("enter")
+            seen += [await see(pilot, "attempt 1: failed", "Traceback of", HIDDEN)]
+            await pilot.press("escape", "escape", "3")
+            seen += [await see(pilot, f"ValueError: {HIDDEN}")]
+            await pilot.press("r")
+            seen += [await see(pilot, "Retry this dead message?")]
+            await pilot.press("n", "enter")
+            seen += [await see(pilot, "dead: ValueError")]
+            await pilot.press("escape", "r", "y")
+            await see(pilot, "1 dead messages are published again")
+            noted = await connection.fetchval(
+                "select details ->> 'fingerprint' from messages.audit order by id desc"
+            )
+            assert noted == f"ValueError: {HIDDEN}"
+            await connection.execute("delete from messages.redrive")
+            text = "\n".join(seen)
+            assert "4000" not in text
+            assert "tok-99" not in text
+            assert ('"n": 1' in text) == (not masks.all_payloads)
+
+
+async def test_read_only_changes_nothing(database: str, connection: Connection) -> None:
+    await fill(connection)
+    async with watching(database, read_only=True) as pilot:
+        text = await see(pilot, "billing", "read-only")
+        assert "p pause" not in text
+        await pilot.press("p")
+        await see(pilot, "nothing can be changed here")
+    assert await connection.fetchval("select count(*) from messages.audit") == 0
+
+
+async def test_a_database_that_is_away_is_said_and_comes_back(
+    database: str, connection: Connection
+) -> None:
+    await fill(connection)
+    async with Proxy(database) as proxy, watching(proxy.dsn) as pilot:
+        await see(pilot, "billing")
+        there = proxy._target
+        proxy.redirect("postgresql://nobody@127.0.0.1:1/none")
+        proxy.cut()
+        text = await see(pilot, "DATABASE AWAY")
+        assert "billing" in text  # what was seen last stays
+        proxy.redirect(database)
+        assert proxy._target == there
+        async with asyncio.timeout(20):
+            while "AWAY" in shown(pilot):
+                await pilot.pause(0.05)
+
+
+async def test_one_call_is_under_way_at_a_time(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(connection)
+    under_way, most = 0, 0
+    fetch = Database._ask
+
+    async def counted(self: Database, *args: Any) -> Any:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await fetch(self, *args)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(Database, "_ask", counted)
+    async with watching(database, every=timedelta(milliseconds=1)) as pilot:
+        await see(pilot, "billing")
+        for key in ("space", "3", "enter", "space", "escape", "1", "enter", "tab", "space"):
+            await pilot.press(key)
+        await see(pilot, "[dead]")
+    assert most == 1
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 132])
+async def test_columns_fit_into_narrow_terminals(
+    database: str, connection: Connection, width: int
+) -> None:
+    await fill(connection)
+    async with Database(database) as opened:
+        seen = await Source(opened).look()
+    for view in VIEWS:
+        columns = fitting(view, seen, chosen(view, seen), width)
+        assert sum(size + 2 for _, size in columns) <= width, view.name
+        assert columns[0][0] is view.columns[0]
+
+
+async def test_without_colours_the_cursor_is_seen(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    await fill(connection)
+    async with watching(database, size=(60, 15)) as pilot:
+        await see(pilot, "billing")
+        await pilot.pause()
+        strips = pilot.app.screen._compositor.render_strips()
+        styles = {
+            style.bgcolor
+            for strip in strips
+            if "billing" in strip.text or "ledger" in strip.text
+            if (style := next(iter(strip)).style) is not None
+        }
+        assert len(styles) == 2
+
+
+async def test_a_rate_is_that_of_the_last_minute(database: str, connection: Connection) -> None:
+    await fill(connection)
+    async with Database(database) as opened:
+        seen: Snapshot = await Source(opened).look()
+    assert seen.rates["billing"].finished == pytest.approx(67 / 60)
+    assert seen.rates["billing"].dead == pytest.approx(7 / 60)
+    assert seen.total.finished == pytest.approx(70 / 60)
+    assert json.dumps(sorted(it.queue for it in chosen(QUEUES, seen, wanted="IL"))) == (
+        '["billing", "mail", "thumbnails"]'
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "size", "is_told"),
+    [(0.87, 656 * 1024, False), (0.87, 2**30, True), (0.3, 2**30, False)],
+)
+def test_bloat_is_told_of_tables_of_some_size(part: float, size: int, is_told: bool) -> None:
+    figures = (
+        Figure("bloat", "message", part, "ratio"),
+        Figure("table_bytes", "message", float(size), "bytes"),
+    )
+    told = "; ".join(_of_server(Snapshot(datetime.now(UTC)), Health(figures)))
+    assert (told == f"bloat {part:.0%}") is is_told

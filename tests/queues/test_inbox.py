@@ -1,0 +1,216 @@
+"""Waiting for messages without handlers, on the bell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notifyq import App
+from notifyq.errors import ConfigurationError, InvalidArgumentError, QueueNotFoundError
+from support.database import (
+    archived,
+    claim_one,
+    install,
+    live,
+    publish,
+    rows,
+    session,
+    until,
+    value,
+)
+
+if TYPE_CHECKING:
+    from notifyq.server import Server
+    from support.database import Connection
+
+
+async def until_listening(connection: Connection) -> None:
+    async def listens() -> bool:
+        # What it does last when it is ready: try whether it hears. If it is lost before that, it is
+        # the first one that could not be had, and nobody waits for another one.
+        return bool(
+            await connection.fetchval(
+                "select count(*) from pg_stat_activity where application_name = 'notifyq inbox' "
+                "and datname = current_database() and query ~* '^listen \"?notifyq_'"
+            )
+        )
+
+    await until(listens, "the inbox listens")
+
+
+async def test_the_first_queue_that_has_a_message_goes_first(
+    app: App, connection: Connection
+) -> None:
+    for queue in ("high", "low"):
+        await value(connection, "create_queue", name=queue)
+    [low] = await publish(connection, 1, "low")
+    [high] = await publish(connection, 1, "high")
+    async with app.inbox("me") as inbox:
+        for id_, queue in ((high, "high"), (low, "low")):
+            message = await inbox.wait(["high", "low"], timeout=10)
+            assert message is not None
+            assert (message.id, message.queue, message.payload()) == (id_, queue, 0)
+            assert str(message.locked_by).startswith("me:")
+            assert await inbox.finish(message, {"n": 1})
+            assert await inbox.finish(message) is False
+            [row] = await archived(connection, id_)
+            assert (row["status"], row["result"]) == ("success", {"n": 1})
+        assert await inbox.wait(["high", "low"], timeout=0.05) is None
+
+
+async def test_who_waits_is_woken_by_the_bell_at_once(app: App, connection: Connection) -> None:
+    await value(connection, "create_queue", name="other")
+    took = []
+    async with app.inbox() as inbox:
+        for queue in ("default", "other", "default", "other", "default"):
+            waiting = asyncio.create_task(inbox.wait(["default", "other"], timeout=10))
+            await until_listening(connection)
+            published = time.monotonic()
+            [id_] = await publish(connection, 1, queue)
+            message = await waiting
+            took.append(time.monotonic() - published)
+            assert message is not None
+            assert (message.id, message.queue) == (id_, queue)
+            await inbox.finish(message)
+    # The first ones may come while the session is tried.
+    assert sorted(took)[2] < 0.1, took
+
+
+async def test_many_wait_on_one_listening_session_and_each_gets_one(
+    app: App, connection: Connection
+) -> None:
+    inboxes = [app.inbox() for _ in range(5)]
+    waiting = [asyncio.create_task(inbox.wait(["default"], timeout=10)) for inbox in inboxes]
+    await until_listening(connection)
+    ids = await publish(connection, 5)
+    found = await asyncio.gather(*waiting)
+    assert sorted(message.id for message in found if message) == ids
+    listening = await connection.fetchval(
+        "select count(*) from pg_stat_activity where application_name = 'notifyq inbox' "
+        "and datname = current_database()"
+    )
+    assert listening == 1
+    for inbox in inboxes:
+        await inbox.close()
+    # What was not ended is given back.
+    assert len(await rows(connection, "message_list", state="waiting")) == 5
+
+
+async def test_filters_go_by_place_and_leave_the_rest(app: App, connection: Connection) -> None:
+    ids = await publish(connection, 4)
+    async with app.inbox() as inbox:
+        order = []
+        for _ in range(4):
+            message = await inbox.wait(["default", "default"], filters=["$ >= 2", None], timeout=0)
+            assert message is not None
+            order.append(message.id)
+            await inbox.finish(message)
+        assert order == [ids[2], ids[3], ids[0], ids[1]]
+        waiting = asyncio.create_task(inbox.wait(["default"], filters=["$ == 7"], timeout=10))
+        await until_listening(connection)
+        await publish(connection, 3)
+        await value(connection, "publish", queue="default", message=7)
+        message = await waiting
+        assert message is not None
+        assert message.payload() == 7
+
+
+async def test_a_message_is_ended_in_every_way(app: App, connection: Connection) -> None:
+    await value(connection, "alter_queue", name="default", max_attempts=2)
+    rejected, retried, released = await publish(connection, 3)
+    async with app.inbox() as inbox:
+        first, second, third = [await inbox.wait(["default"], timeout=0) for _ in range(3)]
+        assert first
+        assert second
+        assert third
+        assert await inbox.reject(first, "no")
+        assert await inbox.retry(second, "not now", after=60)
+        assert await inbox.extend(third)
+        assert await inbox.release(third)
+        assert await inbox.extend(third) is False
+    [row] = await archived(connection, rejected)
+    assert (row["status"], row["details"]) == ("rejected", "no")
+    for id_, state, attempts in ((retried, "scheduled", 1), (released, "waiting", 0)):
+        left = await live(connection, id_)
+        assert left is not None
+        assert (left["state"], left["attempts"]) == (state, attempts)
+
+
+async def test_a_wait_that_is_cancelled_takes_nothing_with_it(
+    app: App, connection: Connection
+) -> None:
+    async with app.inbox() as inbox:
+        for pause in (0, 0.001, 0.002, 0.003, 0.005, 0.008):
+            waiting = asyncio.create_task(inbox.wait(["default"]))
+            await asyncio.sleep(pause)
+            await publish(connection, 1)
+            await asyncio.sleep(pause)
+            waiting.cancel()
+            message = None
+            with contextlib.suppress(asyncio.CancelledError):
+                message = await waiting
+            locked = await rows(connection, "message_list", state="locked")
+            assert [row["id"] for row in locked] == ([message.id] if message else [])
+            await rows(connection, "take", queue="default", quantity=9)
+            if message:
+                await inbox.finish(message)
+
+
+async def test_a_lost_listening_session_is_replaced(app: App, connection: Connection) -> None:
+    async with app.inbox() as inbox:
+        waiting = asyncio.create_task(inbox.wait(["default"], timeout=10))
+        await until_listening(connection)
+        await connection.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where application_name = 'notifyq inbox' and datname = current_database()"
+        )
+        [id_] = await publish(connection, 1)
+        message = await waiting
+        assert message is not None
+        assert message.id == id_
+
+
+@pytest.mark.parametrize(
+    ("queues", "filters", "error"),
+    [
+        ("default", None, ConfigurationError),
+        ([], None, ConfigurationError),
+        (["default"], [], ConfigurationError),
+        (["default"], "$ > 1", ConfigurationError),
+        (["nowhere"], None, QueueNotFoundError),
+        (["default"], ["$x == 1"], InvalidArgumentError),
+        (["default"], ["$ ? (@ > 1)"], InvalidArgumentError),
+    ],
+)
+async def test_bad_arguments_are_told_at_once(
+    app: App, queues: list[str], filters: list[str] | None, error: type[Exception]
+) -> None:
+    async with app.inbox() as inbox:
+        with pytest.raises(error):
+            await inbox.wait(queues, timeout=5, filters=filters)
+
+
+@pytest.mark.timeout(120)
+async def test_a_wait_ends_in_time_while_the_server_is_away(mortal_server: Server) -> None:
+    app = App(mortal_server.dsn, retry_for=100)
+    async with session(mortal_server.dsn) as connection:
+        await install(connection)
+    await app.admin.check_schema()
+    async with app.inbox() as inbox:
+        assert await inbox.wait(["default"], timeout=0.1) is None
+        await asyncio.to_thread(mortal_server.stop, force=True)
+        async with asyncio.timeout(20):
+            assert await inbox.wait(["default"], timeout=0.5) is None
+        await asyncio.to_thread(mortal_server.start)
+        async with session(mortal_server.dsn) as connection:
+            # As a claim leaves it whose answer was lost.
+            await publish(connection, 1)
+            await claim_one(connection, inbox.worker)
+        found = await inbox.wait(["default"], timeout=20)
+        assert found is not None
+        assert found.attempts == 1
+    await app.close()

@@ -1,0 +1,684 @@
+"""Plans: the statements inside the functions, as the server really runs them.
+
+A worker's session lives for weeks: it plans while the table is empty and goes on with that plan
+over a backlog of a million. So the functions are called over and over while the table changes.
+"""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from support.database import Connect, Connection, Notices, publish
+
+TIMES = 7  # from the sixth call on the server may use a generic plan
+
+UNKNOWN = "do $$ begin perform messages.{}(79); exception when sqlstate 'NQ002' then null; end $$"
+CALLS = {
+    "claim": "select * from messages.claim(quantity => 10)",
+    "claim of a queue": "select * from messages.claim(array['default'], 10)",
+    "claim with a filter": "select * from messages.claim(quantity => 10, filter => '$ >= 0')",
+    "claim with a filter over attributes": "select * from messages.claim("
+    "quantity => 10, filter => '$priority >= 0')",
+    "claim with filters": "select * from messages.claim(array['default', 'default'], 10, "
+    "filters => array['$ == 5', null]::jsonpath[])",
+    "claim_owned": "select * from messages.claim_owned(array['default'])",
+    "thorough claim": "select * from messages.claim(quantity => 10, thorough => true)",
+    "claim of many queues": "select * from messages.claim("
+    "array_fill('default'::text, array[21]), 10)",
+    "claim_id": "select * from messages.claim_id(77)",
+    "take": "select * from messages.take('default', 10)",
+    "finish": "select messages.finish(5, 1)",
+    "finish_many": "select * from messages.finish_many("
+    "array[3, 2, 1], array[1, 1, 1], array['success', 'failed', 'success']"
+    "::messages.message_status[])",
+    "extend_many": "select * from messages.extend_many(array[3, 2, 1], array[1, 1, 1])",
+    "release_many": "select * from messages.release_many(array[3, 2, 1], array[1, 1, 1])",
+    "release_orphans": "select messages.release_orphans('w', array[1, 2])",
+    "retry": "select messages.retry(4, 1)",
+    "cancel": "select messages.cancel(78)",
+    "attempts": "select * from messages.attempts(4)",
+    "publish": "select messages.publish('default', '1', dedup_key => 'k')",
+    "publish within a window": "select messages.publish("
+    "'default', '1', dedup_key => 'k', dedup_window => '1 hour')",
+    "replace": "select messages.publish("
+    "'default', '1', dedup_key => 'k', on_duplicate => 'replace')",
+    "receive": "select messages.receive("
+    """'s', '[{"place": "1", "queue": "default", "dedup_key": "k"}]')""",
+    "receive_many": "select messages.receive_many('s', '{1,2}', '{default,default}', "
+    """'{1,2}'::text[]::jsonb[], '{0,0}', '{t,t}', '{"{}","{}"}'::text[]::jsonb[], """
+    """'{null,null}', '{null,k}', '{null,null}', '{null,null}')""",
+    "relay_claim": "select * from messages.relay_claim('{default}', 10, '1 min', 'w')",
+    "relay_finish": "select messages.relay_finish('t', 's', 'p', array[3, 2, 1], "
+    "array[1, 1, 1], array[0, 0, 0], "
+    "array_fill('success'::messages.message_status, array[3]))",
+    "reap": "select messages.reap()",
+    "maintain": "select messages.maintain()",
+    "stage_due": "select messages.stage_due()",
+    "result": UNKNOWN.format("result"),
+    "await_result": UNKNOWN.format("await_result"),
+    "renotify": "select messages.renotify()",
+    "backlog": "select messages.backlog(most => 100)",
+    "throughput": "select messages.throughput(most => 100)",
+    "workers": "select messages.workers()",
+    "note_worker": "select messages.note_worker('w')",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One statement that ran inside a function, with what each of its nodes did."""
+
+    text: str
+
+    @property
+    def scans(self) -> list[str]:
+        return re.findall(r"Seq Scan on (\w+)", self.text)
+
+    def rows_of(self, node: str) -> list[int]:
+        """Return how many rows each node of this kind gave, or read and threw away."""
+        found = re.findall(rf"{node}[^\n]*actual time=\S+ rows=([\d.]+) loops=([\d.]+)", self.text)
+        return [round(float(rows) * float(loops)) for rows, loops in found]
+
+
+class Explained:
+    """A session whose every statement, nested ones too, is explained after it ran."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._notices = Notices(connection)
+
+    async def start(self) -> None:
+        await self.connection.execute("""
+            load 'auto_explain';
+            set auto_explain.log_nested_statements = on;
+            set auto_explain.log_analyze = on;
+            set auto_explain.log_min_duration = 0;
+            set client_min_messages = log;
+        """)
+
+    async def plans(self, statement: str) -> list[Plan]:
+        await self._notices.said()
+        # Not fetch(): that makes asyncpg look up types, with statements of its own.
+        await self.connection.execute(statement)
+        return [Plan(text) for text in await self._notices.said("LOG") if "plan:" in text]
+
+
+@pytest.fixture
+async def explained(connection: Connection) -> Explained:
+    explained = Explained(connection)
+    await explained.start()
+    return explained
+
+
+async def fill(connection: Connection) -> None:
+    """Make a backlog in another session's way: 50,000 waiting, 100 locked, 100 scheduled."""
+    await connection.execute("set auto_explain.log_min_duration = -1")
+    await publish(connection, 50_000)
+    await connection.execute("""
+        update messages.message set state = 'locked', locked_by = 'w', locked_at = now(),
+          lock_expires_at = now() + interval '1 hour', lock_token = 1, attempts = 1
+        where id in (select id from messages.message order by id limit 100);
+        update messages.message set available_at = now() + interval '1 hour'
+        where id in (select id from messages.message order by id desc limit 100);
+        set auto_explain.log_min_duration = 0;
+    """)
+
+
+async def empty(connection: Connection) -> None:
+    await connection.execute("truncate messages.message restart identity")
+
+
+async def faults(explained: Explained, when: str, times: int = TIMES) -> list[str]:
+    """Make every call several times, each rolled back so that all meet the same rows."""
+    found: list[str] = []
+    for call, statement in CALLS.items():
+        for _ in range(times):
+            transaction = explained.connection.transaction()
+            await transaction.start()
+            plans = await explained.plans(statement)
+            await transaction.rollback()
+            assert plans
+            bad = [plan for plan in plans if "message" in plan.scans or "JIT:" in plan.text]
+            found += [f"{call}, {when}: {plan.text}" for plan in bad[:1]]
+    return found
+
+
+async def test_no_call_reads_the_whole_table_or_compiles_its_plan(explained: Explained) -> None:
+    connection = explained.connection
+    found = await faults(explained, "never filled")
+    await fill(connection)
+    found += await faults(explained, "filled since the plan was made")
+    await connection.execute("analyze messages.message")
+    found += await faults(explained, "analysed", 1)
+    await empty(connection)
+    found += await faults(explained, "truncated")
+    # As autovacuum does: then a table without pages is believed to have none for ever.
+    await connection.execute("analyze messages.message")
+    found += await faults(explained, "analysed when empty")
+    await fill(connection)
+    found += await faults(explained, "filled again", 1)
+    assert found == []
+
+
+async def test_a_new_session_makes_good_plans_over_a_backlog_never_analysed(
+    explained: Explained,
+) -> None:
+    await fill(explained.connection)
+    assert await faults(explained, "filled before") == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["claim", "claim of a queue", "thorough claim", "claim of many queues", "take", "renotify"],
+)
+@pytest.mark.parametrize("analysed", ["never", "while it was filled", "now"])
+async def test_handing_out_ten_of_a_backlog_reads_about_ten(
+    explained: Explained, connect: Connect, call: str, analysed: str
+) -> None:
+    analyze = "analyze messages.message"
+    if analysed == "while it was filled":
+        # As autovacuum may: it finds pages, and no row on them that is committed.
+        async with explained.connection.transaction():
+            await fill(explained.connection)
+            await (await connect()).execute(analyze)
+    else:
+        await fill(explained.connection)
+    if analysed == "now":
+        await explained.connection.execute(analyze)
+    for _ in range(TIMES):
+        plans = await explained.plans(CALLS[call])
+        assert any("message_waiting_idx" in plan.text for plan in plans)
+        for plan in plans:
+            touched = [*plan.rows_of("Sort"), *plan.rows_of("on message m")]
+            removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
+            assert max([0, *touched, *map(int, removed)]) <= 10, plan.text
+
+
+# What a claim of ten may read at most: where keys are gone through, about a thousand of them, or of
+# messages without one.
+LIMITS = {
+    "concurrency => 1000": 100,
+    "rate => 1000, rate_burst => 1000": 10,
+    "ordered => true": 10,
+    "key_concurrency => 2": 100,
+    "fair => true": 1000,
+}
+
+
+@pytest.mark.parametrize("policy", LIMITS)
+@pytest.mark.parametrize("analysed", ["never", "while it was filled", "now"])
+async def test_a_claim_by_limits_reads_no_more_than_it_must(
+    explained: Explained, connect: Connect, policy: str, analysed: str
+) -> None:
+    connection = explained.connection
+    fill = """
+        insert into messages.message (queue, message, key)
+        select 'q', '1', 'k' || i % 300 from generate_series(1, 20000) as i
+    """
+    await connection.execute(
+        f"set auto_explain.log_min_duration = -1; select messages.create_queue('q', {policy})"
+    )
+    async with connection.transaction():
+        await connection.execute(fill)
+        if analysed == "while it was filled":
+            await (await connect()).execute("analyze messages.message")
+    if analysed == "now":
+        await connection.execute("analyze messages.message")
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for _ in range(TIMES):
+        plans = await explained.plans("select * from messages.claim(array['q'], 10)")
+        for plan in plans:
+            assert "message" not in plan.scans, plan.text
+            removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
+            touched = [*plan.rows_of("Sort"), *plan.rows_of("on message"), *map(int, removed)]
+            assert max([0, *touched]) <= LIMITS[policy], plan.text
+    locked = "select count(*) from messages.message where state = 'locked'"
+    assert await connection.fetchval(locked) == 10 * TIMES
+
+
+@pytest.mark.parametrize(("keys", "quantity"), [(5, 10), (100, 500)])
+async def test_a_fair_claim_of_few_keys_reads_what_it_hands_out(
+    explained: Explained, keys: int, quantity: int
+) -> None:
+    connection = explained.connection
+    # Its name makes the index of the keys higher than that of what waits: as if that were cheaper.
+    queue = "many-tenants"
+    await connection.execute(f"""
+        set auto_explain.log_min_duration = -1;
+        select messages.create_queue('{queue}', fair => true);
+        insert into messages.message (queue, message, key)
+        select '{queue}', '1', 'key ' || i % {keys} from generate_series(1, 20000) as i;
+        select messages.claim(array['{queue}'], {quantity});
+        set auto_explain.log_min_duration = 0;
+    """)
+    for _ in range(TIMES):
+        plans = await explained.plans(f"select * from messages.claim(array['{queue}'], {quantity})")
+        assert any("Scan on steps" in plan.text for plan in plans), "it did not go from key to key"
+        assert any("hashed SubPlan" in plan.text for plan in plans), "given ids are not hashed"
+        for plan in plans:
+            assert "message" not in plan.scans, plan.text
+            removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
+            touched = [*plan.rows_of("Sort"), *plan.rows_of("on message"), *map(int, removed)]
+            # Now and then the next thousand are asked for messages without a key.
+            assert max([0, *touched]) <= 1000, plan.text
+
+
+@pytest.mark.parametrize("call", ["finish", "finish_many", "take"])
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_archiving_reads_the_messages_that_are_named_whatever_is_locked(
+    explained: Explained, call: str, *, is_analysed: bool
+) -> None:
+    await fill(explained.connection)
+    if is_analysed:
+        await explained.connection.execute("analyze messages.message")
+    for _ in range(TIMES):
+        transaction = explained.connection.transaction()
+        await transaction.start()
+        plans = [it for it in await explained.plans(CALLS[call]) if "Delete on" in it.text]
+        await transaction.rollback()
+        assert len(plans) == 1
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+            assert "using message_id_pk on message m" in plan.text, plan.text
+            assert max([*plan.rows_of("on message m"), *map(int, removed)]) <= 10, plan.text
+
+
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_who_has_a_key_is_found_by_the_key(
+    explained: Explained, *, is_analysed: bool
+) -> None:
+    await fill(explained.connection)
+    if is_analysed:
+        await explained.connection.execute("analyze messages.message")
+    for _ in range(TIMES):
+        transaction = explained.connection.transaction()
+        await transaction.start()
+        plans = await explained.plans(CALLS["receive"])
+        await transaction.rollback()
+        assert any("message_dedup_key_uq" in plan.text for plan in plans)
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+            assert max([0, *plan.rows_of("on message m"), *map(int, removed)]) <= 10, plan.text
+
+
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_what_is_received_is_looked_up_in_the_receipts_not_compared_with_all(
+    explained: Explained, *, is_analysed: bool
+) -> None:
+    await explained.connection.execute(
+        "insert into messages.relay_receipt (source, place, message_id) "
+        "select 's', n::text, n from generate_series(1, 20000) as n"
+    )
+    if is_analysed:
+        await explained.connection.execute("analyze messages.relay_receipt")
+    # Some of it is known, and what came last must be.
+    call = CALLS["receive_many"].replace("'{1,2}', '{d", "'{7,20001}', '{d")
+    call = call.removesuffix(")") + ", after => '{19999,20000}')"
+    for _ in range(TIMES):
+        transaction = explained.connection.transaction()
+        await transaction.start()
+        plans = await explained.plans(call)
+        await transaction.rollback()
+        assert any("relay_receipt_source_place_pk" in plan.text for plan in plans)
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+            assert max([0, *plan.rows_of("on relay_receipt r"), *map(int, removed)]) <= 10, (
+                plan.text
+            )
+
+
+async def test_an_expired_lock_is_found_among_the_locked_not_in_the_backlog(
+    explained: Explained,
+) -> None:
+    await fill(explained.connection)
+    for _ in range(TIMES):
+        plans = await explained.plans(CALLS["reap"])
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by Filter: (\d+)", plan.text)
+            assert max([0, *map(int, removed)]) <= 100, plan.text
+        assert any("message_locked_idx" in plan.text for plan in plans)
+
+
+async def test_a_million_for_later_cost_a_claim_one_look(explained: Explained) -> None:
+    connection = explained.connection
+    await connection.execute("set auto_explain.log_min_duration = -1")
+    await connection.execute(
+        "insert into messages.message (message, available_at) "
+        "select '1', now() + interval '1 hour' from generate_series(1, 20000)"
+    )
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for _ in range(TIMES):
+        for plan in await explained.plans(CALLS["claim"]):
+            assert max([0, *plan.rows_of("on message m")]) == 0, plan.text
+            assert "Rows Removed" not in plan.text, plan.text
+
+
+@pytest.mark.parametrize(
+    "call", ["select * from messages.attempts(77)", "select messages.dead_delete(77)"]
+)
+async def test_the_history_of_one_message_is_found_by_its_id(
+    explained: Explained, call: str
+) -> None:
+    # As autovacuum does: then a partition without pages is believed to have none for ever.
+    await explained.connection.execute("analyze messages.attempt, messages.message_archive")
+    for _ in range(TIMES):
+        await explained.plans(call)
+    await explained.connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        insert into messages.attempt (message_id, lock_token, locked_at, number, status, queue)
+        select i, 1, now(), 1, 'failed', 'default' from generate_series(1, 20000) as i;
+        with dead as (
+          insert into messages.message_archive (
+            id, created_at, available_at, lock_token, priority, attempts, status, queue, message,
+            headers
+          )
+          select 77, now(), now(), 1, 0, 1, 'failed', 'default', '1', '{}'
+        )
+        select;
+        set auto_explain.log_min_duration = 0;
+    """)
+    plans = await explained.plans(call)
+    assert any("on attempt_" in plan.text for plan in plans)
+    for plan in plans:
+        assert [it for it in plan.scans if it.startswith(("attempt", "message_archive"))] == []
+        assert max([0, *plan.rows_of("on attempt_")]) <= 1, plan.text
+
+
+SEARCHES = {
+    # What is searched, and how many rows at most an index gives for it.
+    "search_archive()": 4100,
+    """search_archive('{"queue": "q"}')""": 1100,
+    """search_archive('{"state": "dead"}')""": 1100,
+    """search_archive('{"key": "nothing"}', budget => '0')""": 5000,
+    """search_archive('{"since": "2026-01-02 05:00Z", "until": "2026-01-02 05:01Z"}')""": 1100,
+    "dead_groups(budget => '0')": 1100,
+    """dead_matching('{"until": "2027-01-01"}', 100)""": 1100,
+    "relatives(77)": 10,
+    "search_live(budget => '0')": 1100,
+    """search_live('{"queue": "default", "state": "waiting"}', budget => '0')""": 11100,
+    """search_live('{"state": "locked"}')""": 210,
+    """search_live('{"queue": "default", "dedup_key": "d"}')""": 10,
+}
+
+
+async def test_a_search_reads_slices_by_an_index_whatever_was_there_when_it_was_planned(
+    explained: Explained,
+) -> None:
+    """Two days of a huge archive, each planned for while it was empty and said to stay so."""
+    connection = explained.connection
+    await connection.execute("set auto_explain.log_min_duration = -1")
+    for day in ("2026-01-01", "2026-01-02"):
+        await connection.execute(
+            f"select messages._make_partition('message_archive', 'archived_at', '{day}')"
+        )
+    await connection.execute(
+        "analyze messages.message_archive, messages.message; set auto_explain.log_min_duration = 0"
+    )
+    for call in SEARCHES:
+        for _ in range(TIMES):
+            await explained.plans(f"select * from messages.{call}")
+    await fill(connection)
+    await connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        set client_min_messages = error;
+        insert into messages.message_archive (
+          id, created_at, available_at, archived_at, lock_token, priority, attempts, status, queue,
+          message, headers, details
+        )
+        select i, t, t, t, 1, 0, 1, case when i % 2 = 0 then 'failed' else 'success' end
+          ::messages.message_status, 'q' || repeat('x', i % 2), '1', '{}', 'no luck'
+        from generate_series(1, 20000) as i
+        cross join lateral (select timestamptz '2026-01-01Z' + i * interval '8 s') as x (t);
+        set client_min_messages = log;
+        set auto_explain.log_min_duration = 0;
+    """)
+    for call, most in SEARCHES.items():
+        plans = await explained.plans(f"select * from messages.{call}")
+        assert plans
+        for plan in plans:
+            scans = [it for it in plan.scans if it.startswith(("message", "redrive"))]
+            assert scans == [], (call, plan.text)
+            removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
+            read = [*plan.rows_of("on message"), *map(int, removed)]
+            assert max([0, *read]) <= most, (call, plan.text)
+
+
+async def test_a_plan_that_reads_the_table_would_be_seen(explained: Explained) -> None:
+    """The tests above must be able to fail."""
+    statement = "select count(*) from messages.message where details = 'x'"
+    (plan,) = await explained.plans(f"do $$ begin perform ({statement}); end $$")
+    assert plan.scans == ["message"]
+    assert plan.rows_of("on message") == [0]
+
+
+# What reads the archive, and how many of its rows it may read: a little more than it gives.
+READS = {
+    "archive_list": ("select * from messages.archive_list(quantity => 10)", 60),
+    "archive_list of a queue": ("select * from messages.archive_list('default', null, 10)", 20),
+    "archive_list of dead": ("select * from messages.archive_list(null, 'failed', 10)", 20),
+    "archive_list of dead of a queue": (
+        "select * from messages.archive_list('q3', 'failed', 10)",
+        0,
+    ),
+    "archive_find": ("select * from messages.archive_find(77)", 1),
+    "dead_list": ("select * from messages.dead_list(quantity => 10)", 20),
+    "dead_list of a queue": ("select * from messages.dead_list('q1', 10)", 22),
+    "dead_list of a queue of which none died": ("select * from messages.dead_list('q3', 10)", 0),
+    "dead_count": ("select messages.dead_count()", 200),
+    "dead_count of a queue": ("select messages.dead_count('q1')", 29),
+    "queue_list": ("select * from messages.queue_list()", 0),
+}
+
+
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_reading_the_archive_does_not_grow_with_it(
+    explained: Explained, is_analysed: bool
+) -> None:
+    connection = explained.connection
+    await connection.execute("set auto_explain.log_min_duration = -1")
+    await connection.execute("""
+        insert into messages.message_archive (
+          id, created_at, available_at, archived_at, lock_token, priority, attempts, status, queue,
+          message, headers
+        )
+        select n, t, t, t, 1, 0, 1,
+          (case n % 100 when 0 then 'failed' else 'success' end)::messages.message_status,
+          case when n % 7 = 0 then 'q1' when n % 10 = 1 then 'q3' else 'default' end, '1', '{}'
+        from generate_series(1, 20000) as g (n),
+          lateral (select now() - interval '10 seconds' * n) as w (t);
+        select messages._make_partitions();
+    """)
+    if is_analysed:
+        await connection.execute("analyze messages.message_archive")
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for call, (statement, most) in READS.items():
+        for _ in range(TIMES):
+            plans = await explained.plans(statement)
+            assert plans
+            for plan in plans:
+                assert not [name for name in plan.scans if "archive" in name], (call, plan.text)
+                read = sum(plan.rows_of(r"Scan[^\n]* on message_archive_\w+ \w+"))
+                removed = sum(map(int, re.findall(r"Rows Removed by Filter: (\d+)", plan.text)))
+                assert read + removed <= most, (call, plan.text)
+
+
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_a_page_of_the_audit_reads_what_it_shows(
+    explained: Explained, is_analysed: bool
+) -> None:
+    connection = explained.connection
+    await connection.execute("set auto_explain.log_min_duration = -1")
+    await connection.execute("""
+        insert into messages.audit (role, actor, action, subject)
+        select 'r', 'a' || n % 3, 'queue.pause', 'default' from generate_series(1, 20000) as n
+    """)
+    if is_analysed:
+        await connection.execute("analyze messages.audit")
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for page in (
+        "quantity => 10",
+        "before => 5000, quantity => 10",
+        "actor => 'a1', quantity => 3",
+    ):
+        for _ in range(TIMES):
+            plans = await explained.plans(f"select * from messages.audit_list({page})")
+            [plan] = [it for it in plans if "on audit a" in it.text]
+            assert "audit_id_pk" in plan.text
+            read = sum(plan.rows_of("on audit a"))
+            removed = sum(map(int, re.findall(r"Rows Removed by Filter: (\d+)", plan.text)))
+            assert 0 < read + removed <= 10, plan.text
+
+
+# What a call of a workflow may read: a few rows of each table, however many wait for others.
+FOLLOWED = {
+    "finish": "select messages.finish(3, 1)",
+    "finish as dead": "select messages.finish(4, 1, 'failed')",
+    "finish as dead, for one that holds": "select messages.finish(5, 1, 'failed')",
+    "take": "select * from messages.take('taken', 3)",
+    "reap": "select messages.reap()",
+    "cancel": "select messages.cancel(7)",
+    "publish": "select messages.publish('default', '1', after => array[8, 9])",
+}
+
+
+# Each in a session of its own: the plan that the first call leads to is kept for all others.
+@pytest.mark.parametrize("call", FOLLOWED)
+@pytest.mark.parametrize("analysed", ["while it was filled", "now"])
+async def test_who_waits_for_a_message_is_found_by_its_id(
+    explained: Explained, connect: Connect, call: str, analysed: str
+) -> None:
+    connection = explained.connection
+    async with connection.transaction():
+        await connection.execute("""
+            set auto_explain.log_min_duration = -1;
+            select messages.create_queue('taken');
+            insert into messages.message (id, message) overriding system value
+            select n, '1' from generate_series(1, 20000) as n;
+            insert into messages.message (id, message, blockers, available_at)
+            overriding system value
+            select 100000 + n, '1', 1, 'infinity' from generate_series(1, 20000) as n;
+            insert into messages.dependency (message_id, after_id, position, on_failure)
+            select 100000 + n, n, 1, case when n = 5 then 'hold' else 'cancel' end
+            from generate_series(1, 20000) as n;
+            update messages.message set state = 'locked', locked_at = now(), attempts = 1,
+              lock_token = 1, lock_expires_at = now() + interval '1 hour' * sign(10 - id)
+            where id in (3, 4, 5, 13, 14, 15);
+            update messages.message set queue = 'taken' where id in (10, 11, 12);
+            select setval('messages.message_id_seq', 200000);
+        """)
+        await (await connect()).execute("analyze messages.message")
+    await connection.execute("analyze messages.dependency")
+    if analysed == "now":
+        await connection.execute("analyze messages.message")
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for _ in range(TIMES):
+        transaction = connection.transaction()
+        await transaction.start()
+        plans = await explained.plans(FOLLOWED[call])
+        await transaction.rollback()
+        assert any("on dependency" in plan.text for plan in plans)
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+            read = [*plan.rows_of("on message"), *plan.rows_of("on dependency")]
+            assert max([0, *read, *map(int, removed)]) <= 10, plan.text
+
+
+# 2000 messages of 20,000: what one waits for, what others wait for, and what died.
+MANY = {
+    "finish": "select messages.finish(1, 1)",
+    "finish_many": "select count(*) from messages.finish_many("
+    "array(select n from generate_series(2, 2001) as n), array_fill(1::bigint, array[2000]), "
+    "array_fill('success'::messages.message_status, array[2000]))",
+    "dead_retry": "select count(*) from messages.dead_retry("
+    "variadic array(select n from generate_series(300001, 302000) as n))",
+    "redrive": "select messages.redrive(quantity => 2000)",
+}
+
+
+@pytest.mark.parametrize("call", MANY)
+async def test_what_goes_on_with_many_is_not_compared_with_each_other(
+    explained: Explained, call: str
+) -> None:
+    connection = explained.connection
+    await connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        set client_min_messages = error;
+        insert into messages.message (id, message) overriding system value
+        select n, '1' from generate_series(1, 20000) as n;
+        update messages.message set state = 'locked', locked_at = now(), attempts = 1,
+          lock_token = 1, lock_expires_at = now() + interval '1 hour'
+        where id <= 2001;
+        insert into messages.message (id, message, blockers, available_at) overriding system value
+        select 100000 + n, '1', 1, 'infinity' from generate_series(1, 4000) as n;
+        insert into messages.dependency (message_id, after_id, position, on_failure)
+        select 100000 + n, case when n <= 2000 then 1 else n - 1999 end, 1, 'cancel'
+        from generate_series(1, 4000) as n;
+        insert into messages.message_archive (
+          id, created_at, available_at, lock_token, priority, attempts, status, queue, message,
+          headers
+        )
+        select 300000 + n, now(), now(), 1, 0, 1, 'failed', 'default', '1', '{}'
+        from generate_series(1, 20000) as n;
+        select setval('messages.message_id_seq', 400000);
+    """)
+    await connection.execute("analyze messages.message, messages.dependency")
+    await connection.execute("analyze messages.message_archive")
+    await connection.execute("set client_min_messages = log; set auto_explain.log_min_duration = 0")
+    for _ in range(TIMES):
+        transaction = connection.transaction()
+        await transaction.start()
+        plans = await explained.plans(MANY[call])
+        await transaction.rollback()
+        assert plans
+        for plan in plans:
+            removed = re.findall(r"Rows Removed by Join Filter: (\d+)", plan.text)
+            assert sum(map(int, removed)) <= 2000, plan.text
+
+
+# What looks for the few rows of a table that are due.
+DUE = {
+    "next_batch": "select messages.next_batch('s', 'a')",
+    "forward_pending": "select messages.forward_pending()",
+    "maintain": "select messages.maintain()",
+    "report_anomalies": "select messages.report_anomalies('[]')",
+}
+
+
+async def test_what_is_due_is_found_by_its_time_however_much_is_for_later(
+    explained: Explained,
+) -> None:
+    connection = explained.connection
+    await connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        select messages.create_stream('s');
+        select messages.subscribe('s', 'a');
+        select messages.forward('s', 'b', 'default');
+        insert into messages.event_retry (
+          subscription, event_id, due_at, retries, created_at, message, headers
+        )
+        select u.id, n, now() + interval '1 hour', 1, now(), '1', '{}'
+        from messages.subscription as u, generate_series(1, 20000) as n;
+        insert into messages.dedup (queue, dedup_key, id, expires_at)
+        select 'default', n::text, n, now() + interval '1 hour'
+        from generate_series(1, 20000) as n;
+        insert into messages.anomaly (
+          bucket_at, value, expected, chance, finished, queue, metric, details
+        )
+        select now() - n * interval '1 minute', 1, 1, 1, 1, 'default', 'wait', ''
+        from generate_series(1, 20000) as n;
+    """)
+    await connection.execute("""
+        analyze messages.event_retry, messages.dedup, messages.anomaly;
+        set auto_explain.log_min_duration = 0;
+    """)
+    for call, statement in DUE.items():
+        for _ in range(TIMES):
+            plans = await explained.plans(statement)
+            tables = re.compile(r"on (event_retry|dedup|anomaly)\b")
+            plans = [plan for plan in plans if tables.search(plan.text)]
+            assert plans, call
+            for plan in plans:
+                removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+                read = plan.rows_of("on (?:event_retry|dedup|anomaly)")
+                assert max([0, *read, *map(int, removed)]) <= 10, (call, plan.text)

@@ -1,0 +1,463 @@
+"""Rights: what each role may do, tried; everything else is denied."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from support.database import Connect, Connection, publish
+
+Denied = asyncpg.InsufficientPrivilegeError
+
+PUBLISH = [
+    "select messages.publish('default', '1')",
+    "select messages.publish_many('default', array['1']::jsonb[])",
+    "insert into messages.message (message) values ('1')",
+    "select messages.announce(1, 'default', true)",
+    "insert into messages.stream_event (stream, type, key, message, headers) "
+    "values ('orders', 't', 'k', '1', '{}')",
+    "insert into messages.stream_event (stream, message) values ('orders', '1')",
+    # Which that insert does.
+    "select messages.admit_event('orders', '1', null)",
+    "select nextval('messages.event_id_seq')",
+    "select messages.uncapture('pg_class', 'orders')",
+    *(
+        f"create temporary table mine (id integer); {statement}"
+        for statement in (
+            "select messages.capture_sql('mine', 'orders')",
+            "select messages.capture('mine', 'orders')",
+            "create trigger t after insert on mine referencing new table as captured "
+            "for each statement execute function messages.capture_rows('orders', '')",
+            "create trigger t after update on mine referencing old table as captured_old new table "
+            "as captured for each statement "
+            "execute function messages.capture_updates('orders', '')",
+            "create trigger t after insert on mine for each row "
+            "execute function messages.capture_each('orders', '')",
+        )
+    ),
+    "select messages.receive_many('s', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+    "select messages.relay_target()",
+    "insert into messages.load_row (attempt, position, queue, message) values (1, 1, 'q', '1')",
+    "select messages.check_targets('{default}')",
+    "select messages.begin_load('l')",
+    "select messages.begin_load('l'); select messages.begin_attempt('l')",
+    "select messages.begin_load('l'); select messages.commit_load('l', '{}', '{}')",
+    "select messages.begin_load('l'); select messages.drop_attempts('l', '{}')",
+    "select messages.begin_load('l'); select messages.load_rejects('l', '{}')",
+    "select messages.drop_load('l')",
+    "select messages.enqueue('typed', 1::smallint)",
+    "select messages.enqueue('typed', null::text)",
+    "select messages.payload_schema('default')",
+    "insert into messages.message (queue, message, priority, available_at, type, headers, "
+    "dedup_key, key, max_attempts) values ('default', '1', 1, now(), 't', '{}', 'k', 'c', 3)",
+]
+WORK = [
+    "select messages.claim()",
+    "select messages.claim_id(1)",
+    "select messages.claim_owned('{default}')",
+    # Inside of a transaction it fails, but not for want of a right.
+    "call messages.wait('{default}', '0')",
+    "select messages.owned() from messages.claim_owned('{default}')",
+    "select messages.finish_owned() from messages.claim_owned('{default}')",
+    "select messages.release_owned() from messages.claim_owned('{default}')",
+    "select messages.finish(1, 1)",
+    "select messages.finish_many(array[1], array[1], array['success']::messages.message_status[])",
+    "select messages.retry(1, 1)",
+    "select messages.retry_many(array[1], array[1])",
+    "select messages.release(1, 1)",
+    "select messages.release_many(array[1], array[1])",
+    "select messages.release_orphans('w', array[1])",
+    "select messages.extend(1, 1)",
+    "select messages.extend_many(array[1], array[1])",
+    "select messages.take('default')",
+    "select messages.attend('default')",
+    "select messages.unattend('{}')",
+    "select messages.settled('1')",
+    "select messages.watch('{}')",
+    "select messages.unwatch('{}', '{}')",
+    "select messages.next_due('{default}')",
+    "select messages.summon('{default}')",
+    "select messages.token_in('{default}')",
+    "select messages.relay_source()",
+    "select messages.relay_claim('{default}', 1, '1 s', 'w')",
+    "select messages.relay_finish('t', 's', 'p', '{}', '{}', '{}', '{}')",
+    "select messages.relay_marks('t', 's', '1 day')",
+    "select messages.relay_forget('t')",
+    "select messages.reap()",
+    "select messages.stage_due()",
+    "select messages.renotify()",
+    "select messages.fire_schedules()",
+    "select messages.next_schedule()",
+    "select messages.maintain()",
+    "select messages.subscribe('orders', 'w')",
+    "select messages.next_batch('orders', 'r')",
+    "select messages.batch_events(messages.next_batch('orders', 'r'))",
+    "select messages.retry_batch(messages.next_batch('orders', 'r'))",
+    "select messages.finish_batch(messages.next_batch('orders', 'r'))",
+    "select messages.retry_event(b, (messages.batch_events(b)).id) "
+    "from messages.next_batch('orders', 'r') as b",
+    "select messages.fail_event(b, (messages.batch_events(b)).id) "
+    "from messages.next_batch('orders', 'r') as b",
+    "select messages.recover_batch('orders', 'r')",
+    "select messages.leave_batch(messages.next_batch('orders', 'r'))",
+    "select messages.next_retry('orders', 'r')",
+    "select messages.tick()",
+    "select messages.attend_stream('orders', false)",
+    "select messages.unattend_streams('{}')",
+    "select messages.register('orders', 'r', 'public.nothing')",
+    "select messages.unregister('orders', 'r')",
+    "select set_config('notifyq.event', '{}', true), messages.dequeued()",
+    "select set_config('notifyq.event', '{}', true), messages.dequeue(null::text)",
+    "select messages.broker_next(1, 1)",
+    "select messages.broker_note(1, 1, 1, null)",
+    "select messages.broker_done(1, 1, 1, 0, 0, true)",
+    "select messages.want_broker(current_user, true)",
+    "do $$ begin perform messages.start_broker(); "
+    "exception when feature_not_supported then null; end $$",
+    "select messages.stop_broker()",
+    "select messages.forward_pending()",
+    "select messages.note_worker('w')",
+    "select messages.forget_worker('w')",
+]
+AWAIT = ["select messages.await_result(1)"]
+RESULT = [
+    "select messages.result(1)",
+    "select messages.value_of('null', null::text)",
+    "select messages.payload_type('typed')",
+]
+READ_TABLES = [
+    "select * from messages.audit",
+    "select * from messages.broker",
+    "select * from messages.message",
+    "select * from messages.message_archive",
+    "select * from messages.dead_message",
+    "select * from messages.queue",
+    "select * from messages.schema_version",
+    "select * from messages.redrive",
+    "select * from messages.origin",
+    "select * from messages.queue_grant",
+    "select * from messages.flow",
+    "select * from messages.flow_state",
+    "select * from messages.flow_key",
+    "select * from messages.flow_charge",
+    "select * from messages.flow_room",
+    "select * from messages.share",
+    "select * from messages.attempt",
+    "select * from messages.relay_receipt",
+    "select * from messages.relay_self",
+    "select * from messages.relay_mark",
+    "select * from messages.schedule",
+    "select * from messages.dedup",
+    "select * from messages.dependency",
+    "select * from messages.owner_session",
+    "select * from messages.stream",
+    "select * from messages.segment",
+    "select * from messages.event",
+    "select * from messages.stream_event",
+    "select * from messages.tick",
+    "select * from messages.subscription",
+    "select * from messages.batch",
+    "select * from messages.batch_end",
+    "select * from messages.event_retry",
+    "select * from messages.message_volatile",
+    "select * from messages.volatile_room",
+    "select * from messages.volatile_count",
+    "select * from messages.forward",
+    "select * from messages.lake",
+    "select * from messages.lake_batch",
+    "select * from messages.lake_file",
+    "select * from messages.lake_prune",
+    "select * from messages.anomaly",
+    "select * from messages.load",
+    "select * from messages.load_attempt",
+    "select * from messages.load_row",
+    "select * from messages.replay",
+    "select * from messages.replayed",
+    "select * from messages.worker",
+]
+READ = [
+    "select messages.audit_list()",
+    "select messages.queue_list()",
+    "select messages.message_list()",
+    "select messages.message_find(1)",
+    "select messages.archive_list()",
+    "select messages.archive_find(1)",
+    "select messages.archive_summary()",
+    "select messages.dead_list()",
+    "select messages.dead_count()",
+    "select messages.dead_since(pg_current_snapshot())",
+    "select messages.events_since('orders', pg_current_snapshot())",
+    "select messages.current_position()",
+    "select messages.snapshot_of(messages.current_position())",
+    "select messages.known_position(messages.current_position())",
+    "select messages.queue_grants()",
+    "select messages.queue_shares()",
+    "select messages.archive_hours(now(), now())",
+    "select messages.schedule_info()",
+    "select messages.cron_next('@daily')",
+    "select messages.lakes()",
+    "select messages.error_fingerprint('x')",
+    "select messages.rolled_up(1)",
+    "select messages.rollup_range()",
+    "select messages.rollup_summary()",
+    "select messages.rollup_errors()",
+    "select messages.rollup_workers()",
+    "select messages.lake_files(1)",
+    "select messages.lake_batches(1)",
+    "select messages.lake_changes(1)",
+    "select messages.lake_removed(1)",
+    "select messages.archive_hashes('2026-01-01')",
+    "select messages.archive_days()",
+    "select messages.archive_extent()",
+    "select messages.archive_info()",
+    "select messages.retention_info()",
+    "select messages.prune_obstacle(l.id, '2026-01-01') from messages.lake as l",
+    "select messages.archive_parts('1:1:', pg_current_snapshot())",
+    "select messages.replay_counts('r')",
+    "select messages.workers()",
+    "select messages.search_live()",
+    "select messages.search_archive()",
+    "select messages.dead_groups()",
+    """select messages.dead_matching('{"until": "2026-01-01"}')""",
+    "select messages.relatives(1)",
+    "select messages.open_batches()",
+]
+INFO = [
+    "select * from messages.subscriber_procedure",
+    "select messages.status_broker()",
+    "select messages.queue_info()",
+    "select messages.dependencies(1)",
+    "select messages.diagnose()",
+    "select messages.attempts(1)",
+    "select messages.stream_info()",
+    "select messages.subscription_info()",
+    "select (messages.batch_info(null::bigint)).batch where false",
+    "select messages.forwards()",
+    "select messages.backlog()",
+    "select messages.lags()",
+    "select messages.throughput()",
+    "select messages.holders()",
+    "select messages.activity()",
+    "select messages.cron_entries()",
+    "select messages.sizes()",
+    "select messages.bells()",
+    "select messages.health()",
+]
+CAPTURES = ["select messages.captures()"]
+ADMIN = [
+    "select messages.audit('ann', 'queue.pause', 'default')",
+    "select messages.alter_archive()",
+    "select messages.create_queue('q')",
+    "select messages.alter_queue('default')",
+    "select messages.set_share('default', 'k', 2)",
+    "select messages.grant_queue('default', 'notifyq_worker')",
+    "select messages.revoke_queue('default', 'notifyq_worker')",
+    "select messages.pause_queue('default')",
+    "select messages.resume_queue('default')",
+    "select messages.cancel(1)",
+    "select messages.unblock(1)",
+    "select messages.run_now(1)",
+    """select messages.dead_retry_matching('{"until": "2026-01-01"}')""",
+    """select messages.dead_delete_matching('{"until": "2026-01-01"}')""",
+    "select messages.dead_delete(1)",
+    "select messages.dead_retry(1)",
+    "select messages.redrive()",
+    "select messages.adopt()",
+    """select messages.receive('s', '[]')""",
+    "select messages.report_anomalies('[]')",
+    "select messages.schedule('s', '@daily', 'default')",
+    "select messages.enable_schedule('nightly')",
+    "select messages.disable_schedule('nightly')",
+    "select messages.run_schedule('nightly')",
+    "select messages.unschedule('nightly')",
+    "select messages.drop_queue('default', true)",
+    "select messages.create_stream('s')",
+    "select messages.alter_stream('orders')",
+    "select messages.pause_stream('orders')",
+    "select messages.resume_stream('orders')",
+    "select messages.seek('orders', 'r', 'now')",
+    "select messages.forward('orders', 'f', 'default')",
+    "select messages.unforward('orders', 'r')",
+    "select messages.unsubscribe('orders', 'r')",
+    "select messages.drop_stream('orders', true)",
+    "select messages.hold_lake(l.id), messages.commit_lake(l.id, 'archive', '[]') "
+    "from messages.create_lake('/lake') as l",
+    "select messages.prune_day(l.id, '2026-01-01', 0, 0) from messages.create_lake('/lake') as l",
+    "select messages.note_lake(1, 'gone')",
+    "select messages.forget_files(1, '{}')",
+    "select messages.forget_lake(1)",
+    "select messages.roll_up(l.id, 0, 1), messages.add_rollup(l.id, '[]') "
+    "from messages.create_lake('/lake') as l",
+    "select messages.forget_rollup(1)",
+    "select messages.begin_replay('r')",
+    "select messages.begin_replay('r'); select messages.replay_archive('r')",
+    "select messages.begin_replay('r'); "
+    "select messages.replay_rows('r', messages.begin_attempt('replay r'), 0)",
+]
+NOBODY = [
+    # A broker is a session of its role; here another has taken it on.
+    "call messages.run_broker('0')",
+    "insert into messages.subscriber_procedure (stream, subscriber, procedure, registrar) "
+    "values ('orders', 'r', 'public.nothing', 'postgres')",
+    "update messages.subscriber_procedure set registrar = 'postgres'",
+    "update messages.broker set is_wanted = true",
+    "insert into messages.message (message, lock_token) values ('1', 5)",
+    "insert into messages.message (message, state) values ('1', 'waiting')",
+    "insert into messages.message (message, attempts) values ('1', -5)",
+    "insert into messages.queue (name) values ('q')",
+    "update messages.message set priority = 1",
+    "delete from messages.message",
+    "truncate messages.message",
+    "update messages.message_archive set details = ''",
+    "delete from messages.message_archive",
+    "delete from messages.message_archive_default",
+    "update messages.queue set paused = true",
+    "delete from messages.schema_version",
+    "insert into messages.redrive (archive_id, message_id) values (1, 1)",
+    "insert into messages.relay_receipt (source, place) values ('s', '1')",
+    "insert into messages.schedule (name, cron, timezone, queue, message, next_at) "
+    "values ('s', '@daily', 'UTC', 'default', '1', now())",
+    "insert into messages.queue_grant values ('default', 'pg_monitor', now(), true, true)",
+    "delete from messages.queue_grant",
+    "delete from messages.owner_session",
+    "select from messages.flow for update",
+    "update messages.flow_state set paid_at = now()",
+    "select from messages.message for update",
+    "select from messages.message for key share",
+    "select from messages.queue for key share",
+    "select from messages.schema_version for share",
+    "lock table messages.redrive in row share mode",
+    "update messages.load_row set queue = 'default'",
+    "update messages.load set owner = current_user",
+    "lock table messages.message in row exclusive mode",
+    "copy messages.message (id, message) from '/dev/null'",
+    "alter table messages.message disable trigger bound",
+    "select messages._screen(array[1])",
+    "select messages._caller()",
+    "create table messages.t ()",
+    "drop table messages.message",
+    "alter table messages.message disable trigger published",
+    "insert into messages.event (segment, message) values (1, '1')",
+    "insert into messages.stream_event (id, stream, message) values (1, 'orders', '1')",
+    "insert into messages.stream_event (created_at, stream, message) values (now(), 'orders', '1')",
+    "select setval('messages.event_id_seq', 1)",
+    "delete from messages.batch",
+    "select messages._publish_events('orders', array['1']::jsonb[], null, null, null)",
+    "select messages._archive(array[1], array[0], array['success']::messages.message_status[])",
+    "select messages._notify('new_message', 'default', '1')",
+    "select messages._drop_partitions()",
+    "select messages._drop_day('message_archive_20260101')",
+    "select messages._retain()",
+    "update messages.archive_policy set days_ahead = 1",
+    "select nextval('messages.message_id_seq')",
+    "select setval('messages.message_id_seq', 1)",
+]
+ALL = [*PUBLISH, *WORK, *AWAIT, *RESULT, *READ_TABLES, *READ, *INFO, *CAPTURES, *ADMIN, *NOBODY]
+RIGHTS = {
+    "notifyq_publisher": [*PUBLISH, *AWAIT, *RESULT, *CAPTURES],
+    # A finish whose answer was lost is looked for in the archive.
+    "notifyq_worker": [
+        *WORK,
+        *AWAIT,
+        *RESULT,
+        *INFO,
+        *CAPTURES,
+        "select messages.archive_find(1)",
+    ],
+    "notifyq_reader": [*RESULT, *READ_TABLES, *READ, *INFO, *CAPTURES],
+    "notifyq_admin": [
+        *PUBLISH,
+        *WORK,
+        *AWAIT,
+        *RESULT,
+        *READ_TABLES,
+        *READ,
+        *INFO,
+        *CAPTURES,
+        *ADMIN,
+    ],
+    # A role of the server's own, to which nothing was granted.
+    "pg_monitor": [],
+}
+
+
+async def is_denied(connection: Connection, statement: str) -> bool:
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        await connection.execute(statement)
+    except Denied:
+        return True
+    except asyncpg.InvalidTransactionTerminationError:
+        return False
+    finally:
+        await transaction.rollback()
+    return False
+
+
+@pytest.fixture
+async def guest(connect: Connect) -> AsyncIterator[Connection]:
+    guest = await connect()
+    yield guest
+    await guest.execute("reset role")
+
+
+@pytest.mark.parametrize("role", RIGHTS)
+async def test_a_role_may_do_its_own_and_nothing_else(
+    connection: Connection, guest: Connection, role: str
+) -> None:
+    await publish(connection, 1)
+    await connection.execute("select messages.schedule('nightly', '@daily', 'default')")
+    await connection.execute("select messages.create_stream('orders')")
+    await connection.execute("select messages.subscribe('orders', 'r')")
+    await connection.execute("select messages.publish('orders', '1')")
+    await connection.execute("select messages.create_queue('typed', payload_type => 'smallint')")
+    await connection.execute("create procedure public.nothing() language sql as 'select'")
+    await guest.execute(f"set role {role}")
+    allowed = [statement for statement in ALL if not await is_denied(guest, statement)]
+    assert allowed == [statement for statement in ALL if statement in RIGHTS[role]]
+
+
+async def test_every_public_function_is_tried_above(connection: Connection) -> None:
+    """Else a new function would have rights that no test looks at."""
+    public = await connection.fetch(
+        "select p.proname::text from pg_proc as p "
+        "where p.pronamespace = 'messages'::regnamespace and p.proname !~ '^_'"
+    )
+    tried = "\n".join(ALL)
+    untried = [row[0] for row in public if f"messages.{row[0]}(" not in tried]
+    assert sorted(untried) == ["serves", "version"]
+
+
+async def test_a_publisher_and_a_worker_do_all_of_their_work_without_any_other_right(
+    connection: Connection, connect: Connect
+) -> None:
+    publisher, worker = await connect(), await connect()
+    await publisher.execute("set role notifyq_publisher")
+    await worker.execute("set role notifyq_worker")
+    id_ = await publisher.fetchval("select messages.publish('default', '1')")
+    await publisher.execute("insert into messages.message (message) values ('2')")
+    (first, second) = await worker.fetch("select * from messages.claim(quantity => 2)")
+    assert first["id"] == id_
+    for message, status in ((first, "success"), (second, "failed")):
+        assert await worker.fetchval(
+            "select messages.finish($1, $2, $3)", message["id"], message["lock_token"], status
+        )
+    assert await connection.fetchval("select count(*) from messages.message_archive") == 2
+
+
+async def test_a_table_of_the_caller_cannot_stand_in_for_one_of_the_schema(
+    connection: Connection, guest: Connection
+) -> None:
+    await publish(connection, 1)
+    await guest.execute("""
+        set role notifyq_worker;
+        create temporary table message (id bigint);
+        create temporary table queue (name text);
+        create function pg_temp.clock_timestamp() returns timestamptz language sql
+          as $$ select 'infinity'::timestamptz $$;
+        set search_path = pg_temp, messages, pg_catalog;
+    """)
+    (message,) = await guest.fetch("select * from messages.claim()")
+    assert message["locked_at"] < await connection.fetchval("select pg_catalog.clock_timestamp()")
+    assert await guest.fetchval("select messages.finish($1, $2)", message["id"], 1)

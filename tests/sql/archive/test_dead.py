@@ -1,0 +1,247 @@
+"""Dead messages: heard, logged, listed, counted, deleted, and followed without a gap."""
+
+import asyncio
+import random
+
+import pytest
+
+from notifyq.errors import InvalidArgumentError
+from support.database import Bells, Connect, Connection, Notices, publish, rows, value
+
+FOLLOW = """
+    select pg_current_snapshot()::text, array(
+      select d.id from messages.dead_since(seen => $1::text::pg_snapshot, queue => $2) as d
+    )
+"""
+
+
+async def finish_all(connection: Connection, status: str, details: str | None = None) -> list[int]:
+    claimed = await rows(connection, "claim", quantity=10_000)
+    finished = await rows(
+        connection,
+        "finish_many",
+        ids=[row["id"] for row in claimed],
+        lock_tokens=[row["lock_token"] for row in claimed],
+        statuses=[status] * len(claimed),
+        details=[details] * len(claimed),
+    )
+    return sorted(row[0] for row in finished)
+
+
+async def die(connection: Connection, quantity: int, queue: str = "default") -> list[int]:
+    await publish(connection, quantity, queue)
+    return await finish_all(connection, "failed", "no luck")
+
+
+async def snapshot(connection: Connection) -> str:
+    return str(await connection.fetchval("select pg_current_snapshot()::text"))
+
+
+async def follow(
+    connection: Connection, seen: str, queue: str | None = None
+) -> tuple[str, list[int]]:
+    row = await connection.fetchrow(FOLLOW, seen, queue)
+    assert row
+    return row[0], row[1]
+
+
+@pytest.mark.parametrize("status", ["failed", "rejected", "lock_expired"])
+async def test_a_dead_message_rings_and_is_logged(
+    connection: Connection, bells: Bells, notices: Notices, status: str
+) -> None:
+    (id_,) = await publish(connection, 1)
+    await finish_all(connection, status, "the reason")
+    assert await notices.said("WARNING") == [
+        f"notifyq: dead message {id_} in queue default: {status}: the reason"
+    ]
+    assert [bell.payload for bell in await bells.heard("dead_message")] == [f"default:{id_}"]
+
+
+async def test_a_success_neither_rings_nor_is_logged(
+    connection: Connection, bells: Bells, notices: Notices
+) -> None:
+    await publish(connection, 5)
+    await finish_all(connection, "success")
+    assert await notices.said("WARNING") == []
+    assert await bells.heard("dead_message") == []
+
+
+@pytest.mark.parametrize(
+    ("dead", "lines", "summary"), [(1, 1, 0), (10, 10, 0), (11, 10, 1), (500, 10, 1)]
+)
+async def test_the_log_has_at_most_ten_lines_and_a_sum_for_a_statement(
+    connection: Connection, notices: Notices, dead: int, lines: int, summary: int
+) -> None:
+    ids = await die(connection, dead)
+    said = await notices.said("WARNING")
+    assert len(said) == lines + summary
+    assert [int(line.split()[3]) for line in said[:lines]] == ids[:lines]
+    if summary:
+        assert said[-1] == f"notifyq: {dead - 10} more dead messages in the same statement"
+
+
+async def test_a_long_reason_is_cut_in_the_log_and_kept_in_the_archive(
+    connection: Connection, notices: Notices
+) -> None:
+    await publish(connection, 1)
+    await finish_all(connection, "failed", "x" * 10_000)
+    (line,) = await notices.said("WARNING")
+    assert line.endswith(": " + "x" * 200)
+    (dead,) = await rows(connection, "dead_list")
+    assert dead["details"] == "x" * 10_000
+
+
+async def test_only_the_dead_of_a_mixed_statement_are_heard_one_bell_for_each_queue(
+    connection: Connection, bells: Bells, notices: Notices
+) -> None:
+    await value(connection, "create_queue", name="other")
+    ids = await publish(connection, 4)
+    others = await publish(connection, 2, "other")
+    await rows(connection, "claim", quantity=6)
+    await rows(
+        connection,
+        "finish_many",
+        ids=[*ids, *others],
+        lock_tokens=[1] * 6,
+        statuses=["failed", "success", "rejected", "failed", "failed", "success"],
+    )
+    assert sorted(bell.payload for bell in await bells.heard("dead_message")) == [
+        f"default:{ids[0]},{ids[2]}-{ids[3]}",
+        f"other:{others[0]}",
+    ]
+    assert len(await notices.said("WARNING")) == 4
+
+
+async def test_a_rolled_back_death_is_not_heard(connection: Connection, bells: Bells) -> None:
+    await publish(connection, 1)
+    transaction = connection.transaction()
+    await transaction.start()
+    await finish_all(connection, "failed")
+    await transaction.rollback()
+    assert await bells.heard("dead_message") == []
+
+
+async def test_the_bell_of_the_dead_is_short_however_many_they_are(
+    connection: Connection, bells: Bells
+) -> None:
+    await value(connection, "create_queue", name="é" * 100)
+    await connection.execute("alter table messages.message alter id restart 1000000000000000000")
+    await connection.execute(
+        "insert into messages.message (queue, message) select case n % 2 when 0 then $1 "
+        "else 'default' end, '1' from generate_series(1, 9000) as g (n)",
+        "é" * 100,
+    )
+    await finish_all(connection, "failed")
+    heard = await bells.heard("dead_message")
+    assert len(heard) == 2
+    assert all(len(bell.payload.encode()) < 8000 for bell in heard)
+
+
+async def test_the_dead_are_listed_latest_first_by_pages(connection: Connection) -> None:
+    await value(connection, "create_queue", name="other")
+    dead = [(await die(connection, 1))[0] for _ in range(4)]
+    (elsewhere,) = await die(connection, 1, "other")
+    await publish(connection, 1)
+    await finish_all(connection, "success")
+
+    async def listed(**arguments: object) -> list[int]:
+        return [row["id"] for row in await rows(connection, "dead_list", **arguments)]
+
+    assert await listed() == [elsewhere, *reversed(dead)]
+    assert await listed(queue="default", quantity=2) == [dead[3], dead[2]]
+    assert await listed(queue="default", quantity=2, skip=2) == [dead[1], dead[0]]
+    assert await listed(queue="other") == [elsewhere]
+    assert await value(connection, "dead_count") == 5
+    assert await value(connection, "dead_count", queue="default") == 4
+    with pytest.raises(InvalidArgumentError):
+        await listed(quantity=0)
+
+
+async def test_only_dead_messages_are_deleted(connection: Connection) -> None:
+    dead = await die(connection, 3)
+    (good,) = await publish(connection, 1)
+    await finish_all(connection, "success")
+    (waiting,) = await publish(connection, 1)
+
+    deleted = await connection.fetchval(
+        "select messages.dead_delete($1, $2, $3, $4)", dead[0], dead[2], good, waiting
+    )
+    assert deleted == 2
+    assert [row["id"] for row in await rows(connection, "dead_list")] == [dead[1]]
+    assert len(await rows(connection, "archive_find", id=good)) == 1
+    assert len(await rows(connection, "message_find", id=waiting)) == 1
+    deleted = await connection.fetchval("select messages.dead_delete(variadic $1)", dead)
+    assert deleted == 1
+
+
+async def test_a_follower_sees_each_dead_message_once(connection: Connection) -> None:
+    seen = await snapshot(connection)
+    first = await die(connection, 2)
+    seen, found = await follow(connection, seen)
+    assert found == first
+    seen, found = await follow(connection, seen)
+    assert found == []
+    await publish(connection, 1)
+    await finish_all(connection, "success")
+    last = await die(connection, 1)
+    assert (await follow(connection, seen))[1] == last
+
+
+async def test_a_follower_may_read_one_queue(connection: Connection) -> None:
+    await value(connection, "create_queue", name="other")
+    seen = await snapshot(connection)
+    await die(connection, 1)
+    others = await die(connection, 1, "other")
+    assert (await follow(connection, seen, "other"))[1] == others
+
+
+async def test_a_late_commit_is_neither_lost_nor_seen_twice(
+    connection: Connection, connect: Connect
+) -> None:
+    late, reader = await connect(), await connect()
+    seen = await snapshot(reader)
+    async with late.transaction():
+        slow = await die(late, 1)
+        quick = await die(connection, 1)
+        seen, found = await follow(reader, seen)
+        assert found == quick
+        seen, found = await follow(reader, seen)
+        assert found == []
+    seen, found = await follow(reader, seen)
+    assert found == slow
+    assert (await follow(reader, seen))[1] == []
+
+
+async def test_a_follower_beside_busy_writers_misses_nothing_and_repeats_nothing(
+    connection: Connection, connect: Connect
+) -> None:
+    seen = await snapshot(connection)
+    chance = random.Random(1)
+
+    async def write() -> list[int]:
+        session = await connect()
+        mine: list[int] = []
+        for _ in range(25):
+            is_kept = chance.random() < 0.8
+            transaction = session.transaction()
+            await transaction.start()
+            (id_,) = await publish(session, 1)
+            (claimed,) = await rows(session, "claim_id", id=id_)
+            await value(
+                session, "finish", id=id_, lock_token=claimed["lock_token"], status="failed"
+            )
+            if is_kept:
+                await transaction.commit()
+                mine.append(id_)
+            else:
+                await transaction.rollback()
+        return mine
+
+    writers = [asyncio.ensure_future(write()) for _ in range(4)]
+    found: list[int] = []
+    while not all(writer.done() for writer in writers):
+        seen, more = await follow(connection, seen)
+        found += more
+    found += (await follow(connection, seen))[1]
+    written = [id_ for writer in writers for id_ in writer.result()]
+    assert sorted(found) == sorted(written)

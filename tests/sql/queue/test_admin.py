@@ -1,0 +1,256 @@
+"""Queues: created, changed, paused and dropped, each with its policy."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from notifyq.errors import InvalidArgumentError, QueueNotEmptyError, QueueNotFoundError
+from support.database import (
+    Bells,
+    Connect,
+    Connection,
+    archived,
+    publish,
+    rows,
+    until_blocked,
+    value,
+)
+
+
+async def policy(connection: Connection, name: str) -> dict[str, Any]:
+    row = await connection.fetchrow("select * from messages.queue where name = $1", name)
+    assert row
+    return dict(row)
+
+
+async def test_a_new_queue_has_the_policy_asked_for(connection: Connection) -> None:
+    wanted = {
+        "lock_timeout": timedelta(seconds=5),
+        "max_attempts": 7,
+        "backoff": timedelta(seconds=1),
+        "backoff_max": timedelta(seconds=9),
+        "bell": "off",
+        "retention": timedelta(days=2),
+    }
+    assert await value(connection, "create_queue", name="q", **wanted) is True
+    found = await policy(connection, "q")
+    assert {key: found[key] for key in wanted} == wanted
+    assert found["paused"] is False
+
+
+async def test_a_new_queue_has_defaults_also_where_null_is_given(connection: Connection) -> None:
+    await value(connection, "create_queue", name="plain")
+    await value(
+        connection,
+        "create_queue",
+        name="nulls",
+        lock_timeout=None,
+        max_attempts=None,
+        backoff=None,
+        backoff_max=None,
+        bell=None,
+        retention=None,
+    )
+    plain, nulls, default = [await policy(connection, it) for it in ("plain", "nulls", "default")]
+    for found in (plain, nulls, default):
+        del found["name"], found["created_at"]
+    assert plain == nulls == default
+    assert plain["max_attempts"] == 1
+    assert plain["lock_timeout"] == timedelta(minutes=1)
+
+
+async def test_a_long_backoff_raises_its_bound(connection: Connection) -> None:
+    await value(connection, "create_queue", name="q", backoff=timedelta(hours=1))
+    assert (await policy(connection, "q"))["backoff_max"] == timedelta(hours=1)
+
+
+async def test_creating_a_queue_again_changes_nothing_and_says_so(connection: Connection) -> None:
+    assert await value(connection, "create_queue", name="q", max_attempts=3) is True
+    before = await policy(connection, "q")
+    assert await value(connection, "create_queue", name="q", max_attempts=9) is False
+    assert await policy(connection, "q") == before
+
+
+@pytest.mark.parametrize("name", ["a", "é" * 100, "x" * 200, "two words", "Ä/ö.#'\"%"])
+async def test_a_name_may_have_any_characters_up_to_200_bytes(
+    connection: Connection, bells: Bells, name: str
+) -> None:
+    assert await value(connection, "create_queue", name=name) is True
+    (id_,) = await publish(connection, 1, name)
+    assert [bell.payload for bell in await bells.heard()] == [f"{name}:{id_}"]
+    assert len(await rows(connection, "claim", queues=[name])) == 1
+    with pytest.raises(QueueNotEmptyError):
+        await value(connection, "drop_queue", name=name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", " a", "a ", "a:b", ":", "a\nb", "\t", "\x7f", "x" * 201, "é" * 101, None],
+    ids=ascii,
+)
+async def test_a_name_that_a_bell_cannot_carry_is_refused(
+    connection: Connection, name: str | None
+) -> None:
+    with pytest.raises(InvalidArgumentError, match="name"):
+        await value(connection, "create_queue", name=name)
+    assert await connection.fetchval("select count(*) from messages.queue") == 1
+
+
+BAD_POLICIES: list[dict[str, Any]] = [
+    {"lock_timeout": timedelta(0)},
+    {"max_attempts": 0},
+    {"max_attempts": 1001},
+    {"backoff": timedelta(seconds=-1)},
+    {"backoff": timedelta(seconds=10), "backoff_max": timedelta(seconds=9)},
+    {"bell": "sometimes"},
+    {"retention": timedelta(0)},
+]
+
+
+@pytest.mark.parametrize("bad", BAD_POLICIES, ids=str)
+async def test_a_policy_that_makes_no_sense_is_refused(
+    connection: Connection, bad: dict[str, Any]
+) -> None:
+    before = await policy(connection, "default")
+    with pytest.raises(InvalidArgumentError):
+        await value(connection, "create_queue", name="q", **bad)
+    with pytest.raises(InvalidArgumentError):
+        await value(connection, "alter_queue", name="default", **bad)
+    assert await connection.fetchval("select count(*) from messages.queue") == 1
+    assert await policy(connection, "default") == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lock_timeout": timedelta(seconds=5)},
+        {"max_attempts": 1000},
+        {"backoff": timedelta(0)},
+        {"backoff_max": timedelta(days=1)},
+        {"bell": "off"},
+        {"retention": timedelta(days=1)},
+    ],
+    ids=str,
+)
+async def test_alter_queue_changes_what_is_given_and_nothing_else(
+    connection: Connection, change: dict[str, Any]
+) -> None:
+    await value(connection, "create_queue", name="q", max_attempts=3, bell="always")
+    before, other = await policy(connection, "q"), await policy(connection, "default")
+    (returned,) = await rows(connection, "alter_queue", name="q", **change)
+    assert await policy(connection, "q") == {**before, **change} == dict(returned)
+    assert await policy(connection, "default") == other
+
+
+@pytest.mark.parametrize("function", ["alter_queue", "drop_queue", "pause_queue", "resume_queue"])
+async def test_an_unknown_queue_is_refused(connection: Connection, function: str) -> None:
+    with pytest.raises(QueueNotFoundError, match="'nope'"):
+        await value(connection, function, name="nope")
+
+
+async def test_live_messages_follow_the_new_policy(connection: Connection) -> None:
+    (id_,) = await publish(connection, 1)
+    await rows(connection, "claim")
+    await value(connection, "alter_queue", name="default", max_attempts=2)
+    assert await value(connection, "retry", id=id_, lock_token=1) is True
+    assert len(await rows(connection, "message_find", id=id_)) == 1
+
+
+async def test_pausing_and_resuming_say_whether_they_changed_anything(
+    connection: Connection,
+) -> None:
+    assert await value(connection, "resume_queue", name="default") is False
+    assert await value(connection, "pause_queue", name="default") is True
+    assert await value(connection, "pause_queue", name="default") is False
+    assert await value(connection, "resume_queue", name="default") is True
+    assert await value(connection, "resume_queue", name="default") is False
+
+
+async def test_resuming_rings_for_what_waits(connection: Connection, bells: Bells) -> None:
+    await value(connection, "pause_queue", name="default")
+    ids = await publish(connection, 3)
+    assert await bells.heard() == []
+    await value(connection, "resume_queue", name="default")
+    assert [bell.payload for bell in await bells.heard()] == [f"default:{ids[0]}"]
+
+
+async def test_resuming_an_empty_queue_rings_nothing(connection: Connection, bells: Bells) -> None:
+    await value(connection, "pause_queue", name="default")
+    await value(connection, "resume_queue", name="default")
+    assert await bells.heard() == []
+
+
+async def test_an_empty_queue_is_dropped(connection: Connection) -> None:
+    await value(connection, "create_queue", name="q")
+    assert await value(connection, "drop_queue", name="q") == 0
+    with pytest.raises(QueueNotFoundError):
+        await publish(connection, 1, "q")
+    assert await value(connection, "create_queue", name="q") is True
+
+
+async def test_a_queue_with_messages_is_dropped_by_force_only(connection: Connection) -> None:
+    await value(connection, "create_queue", name="q")
+    ids = await publish(connection, 5, "q")
+    (kept,) = await publish(connection, 1)
+    await rows(connection, "claim_id", id=ids[0])
+    await value(connection, "finish", id=ids[0], lock_token=1)
+    await rows(connection, "claim_id", id=ids[1])
+
+    with pytest.raises(QueueNotEmptyError) as caught:
+        await value(connection, "drop_queue", name="q")
+    assert "force" in (caught.value.hint or "")
+    assert len(await rows(connection, "message_list", queue="q")) == 4
+
+    assert await value(connection, "drop_queue", name="q", force=True) == 4
+    assert [row["id"] for row in await rows(connection, "message_list")] == [kept]
+    assert await value(connection, "finish", id=ids[1], lock_token=1) is False
+    assert len(await archived(connection, ids[0])) == 1
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_dropping_waits_for_an_open_publisher(
+    connection: Connection, connect: Connect, *, is_committed: bool
+) -> None:
+    await value(connection, "create_queue", name="q")
+    publisher, observer = await connect(), await connect()
+    transaction = publisher.transaction()
+    await transaction.start()
+    await publish(publisher, 3, "q")
+    dropping = asyncio.ensure_future(value(connection, "drop_queue", name="q"))
+    await until_blocked(observer, connection)
+
+    if is_committed:
+        await transaction.commit()
+        with pytest.raises(QueueNotEmptyError):
+            await dropping
+        assert len(await rows(observer, "message_list", queue="q")) == 3
+    else:
+        await transaction.rollback()
+        assert await dropping == 0
+        assert await rows(observer, "queue_info", queue="q") == []
+
+
+async def test_a_publisher_waits_for_an_open_drop_and_then_finds_no_queue(
+    connection: Connection, connect: Connect
+) -> None:
+    await value(connection, "create_queue", name="q")
+    publisher, observer = await connect(), await connect()
+    async with connection.transaction():
+        await value(connection, "drop_queue", name="q")
+        publishing = asyncio.ensure_future(publish(publisher, 1, "q"))
+        await until_blocked(observer, publisher)
+    with pytest.raises(QueueNotFoundError):
+        await publishing
+    assert await rows(observer, "message_list") == []
+
+
+async def test_publishers_of_one_queue_do_not_wait_for_each_other(
+    connection: Connection, connect: Connect
+) -> None:
+    other = await connect()
+    await other.execute("set lock_timeout = '50ms'")
+    async with connection.transaction():
+        await publish(connection, 1)
+        await publish(other, 1)

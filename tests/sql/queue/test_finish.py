@@ -1,0 +1,473 @@
+"""Finishing and retrying: one archive row under the right token, nothing under any other."""
+
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from notifyq.errors import InvalidArgumentError
+from support.database import (
+    Bells,
+    Connect,
+    Connection,
+    archived,
+    claim_one,
+    expire,
+    live,
+    make_due,
+    publish,
+    rows,
+    value,
+)
+
+STATUSES = ("success", "rejected", "failed", "lock_expired")
+
+
+async def settle(connection: Connection, function: str, id_: int, token: int) -> bool:
+    return bool(await value(connection, function, id=id_, lock_token=token))
+
+
+async def publish_with_attempts(connection: Connection, attempts: int, **policy: Any) -> int:
+    await value(connection, "alter_queue", name="default", max_attempts=attempts, **policy)
+    (id_,) = await publish(connection, 1)
+    return id_
+
+
+@pytest.mark.parametrize("status", STATUSES)
+async def test_finish_moves_the_whole_message_to_the_archive(
+    connection: Connection, status: str
+) -> None:
+    await value(
+        connection,
+        "publish",
+        queue="default",
+        message={"n": 1},
+        priority=4,
+        type="t",
+        headers={"h": 1},
+        dedup_key="k",
+    )
+    message = await claim_one(connection, "w1")
+    before = await connection.fetchval("select clock_timestamp()")
+    done = await value(
+        connection,
+        "finish",
+        id=message["id"],
+        lock_token=message["lock_token"],
+        status=status,
+        details="why",
+        result={"r": 1},
+    )
+
+    assert done is True
+    assert await live(connection, message["id"]) is None
+    (row,) = await archived(connection, message["id"])
+    same = set(row.keys()) & set(message.keys()) - {"details"}
+    assert {key: row[key] for key in same} == {key: message[key] for key in same}
+    assert row["handled_by"] == "w1"
+    assert (row["status"], row["details"], row["result"]) == (status, "why", {"r": 1})
+    assert before <= row["archived_at"] <= await connection.fetchval("select clock_timestamp()")
+
+
+async def test_success_is_the_default(connection: Connection) -> None:
+    await publish(connection, 1)
+    message = await claim_one(connection)
+    assert await settle(connection, "finish", message["id"], message["lock_token"])
+    (row,) = await archived(connection, message["id"])
+    assert (row["status"], row["details"], row["result"]) == ("success", None, None)
+
+
+async def test_message_and_archive_row_change_places_in_one_instant(
+    connection: Connection, connect: Connect
+) -> None:
+    ids = await publish(connection, 200)
+    claimed = await rows(connection, "claim", quantity=200)
+    other = await connect()
+
+    async def seen() -> tuple[int, int]:
+        row = await other.fetchrow(
+            "select (select count(*) from messages.message), "
+            "(select count(*) from messages.message_archive)"
+        )
+        assert row
+        return row[0], row[1]
+
+    async with connection.transaction():
+        await rows(
+            connection,
+            "finish_many",
+            ids=ids,
+            lock_tokens=[row["lock_token"] for row in claimed],
+            statuses=["success"] * 200,
+        )
+        assert await seen() == (200, 0)
+    assert await seen() == (0, 200)
+
+
+@pytest.mark.parametrize("function", ["finish", "retry", "release", "extend"])
+async def test_only_the_present_token_settles(connection: Connection, function: str) -> None:
+    mine, foreign = await publish(connection, 2)
+    await connection.execute("update messages.message set lock_token = 40 where id = $1", foreign)
+    await rows(connection, "claim", quantity=2)
+    before = [await live(connection, id_) for id_ in (mine, foreign)]
+
+    for token in (0, 2, 41, -1, 2**63 - 1):
+        assert await settle(connection, function, mine, token) is False
+    assert await settle(connection, function, 10**9, 1) is False
+    assert [await live(connection, id_) for id_ in (mine, foreign)] == before
+    assert await archived(connection, mine) == []
+    assert await settle(connection, function, mine, 1) is True
+
+
+@pytest.mark.parametrize("function", ["finish", "retry", "release", "extend"])
+async def test_a_message_that_nobody_holds_cannot_be_settled(
+    connection: Connection, function: str
+) -> None:
+    (id_,) = await publish(connection, 1)
+    before = await live(connection, id_)
+    assert await settle(connection, function, id_, 0) is False
+    assert await live(connection, id_) == before
+
+
+@pytest.mark.parametrize("first", ["finish", "retry", "release"])
+@pytest.mark.parametrize("second", ["finish", "retry", "release", "extend"])
+@pytest.mark.parametrize("max_attempts", [1, 2])
+async def test_a_lock_ends_once(
+    connection: Connection, first: str, second: str, max_attempts: int
+) -> None:
+    id_ = await publish_with_attempts(connection, max_attempts)
+    message = await claim_one(connection)
+    assert await settle(connection, first, id_, message["lock_token"]) is True
+    after = (await live(connection, id_), await archived(connection, id_))
+    assert await settle(connection, second, id_, message["lock_token"]) is False
+    assert (await live(connection, id_), await archived(connection, id_)) == after
+
+
+@pytest.mark.parametrize("function", ["finish", "retry", "release", "extend"])
+@pytest.mark.parametrize("max_attempts", [1, 2])
+async def test_after_the_reaper_the_lock_is_lost(
+    connection: Connection, function: str, max_attempts: int
+) -> None:
+    id_ = await publish_with_attempts(connection, max_attempts)
+    message = await claim_one(connection)
+    await expire(connection, id_)
+    assert await value(connection, "reap") == 1
+    after = (await live(connection, id_), await archived(connection, id_))
+    assert await settle(connection, function, id_, message["lock_token"]) is False
+    assert (await live(connection, id_), await archived(connection, id_)) == after
+
+
+async def test_an_expired_lock_still_finishes_while_nobody_reaped_it(
+    connection: Connection,
+) -> None:
+    (id_,) = await publish(connection, 1)
+    message = await claim_one(connection)
+    await expire(connection, id_)
+    assert await settle(connection, "finish", id_, message["lock_token"]) is True
+    assert await value(connection, "reap") == 0
+    assert [row["status"] for row in await archived(connection, id_)] == ["success"]
+
+
+async def test_finish_many_settles_those_under_their_token_and_tells_which(
+    connection: Connection,
+) -> None:
+    ids = await publish(connection, 5)
+    await rows(connection, "claim", quantity=4)
+    finished = await rows(
+        connection,
+        "finish_many",
+        ids=[ids[3], ids[1], ids[0], ids[4], 10**9, ids[2]],
+        lock_tokens=[1, 1, 9, 1, 1, 1],
+        statuses=["failed", "success", "success", "success", "success", "rejected"],
+        details=["f", None, None, None, None, "r"],
+        results=[1, 2, 3, 4, 5, {"six": 6}],
+    )
+
+    assert {row[0] for row in finished} == {ids[1], ids[2], ids[3]}
+    found = await connection.fetch(
+        "select id, status, details, result from messages.message_archive order by id"
+    )
+    assert [tuple(row) for row in found] == [
+        (ids[1], "success", None, 2),
+        (ids[2], "rejected", "r", {"six": 6}),
+        (ids[3], "failed", "f", 1),
+    ]
+    assert [row["id"] for row in await rows(connection, "message_list")] == [ids[0], ids[4]]
+
+
+async def test_finish_many_without_details_and_results_leaves_them_empty(
+    connection: Connection,
+) -> None:
+    ids = await publish(connection, 2)
+    await rows(connection, "claim", quantity=2)
+    await rows(
+        connection, "finish_many", ids=ids, lock_tokens=[1, 1], statuses=["failed", "success"]
+    )
+    found = await rows(connection, "archive_list")
+    assert {(row["details"], row["result"]) for row in found} == {(None, None)}
+
+
+async def test_finish_many_archives_an_id_given_twice_once(connection: Connection) -> None:
+    (id_,) = await publish(connection, 1)
+    await claim_one(connection)
+    finished = await rows(
+        connection,
+        "finish_many",
+        ids=[id_, id_],
+        lock_tokens=[1, 1],
+        statuses=["success", "success"],
+    )
+    assert [row[0] for row in finished] == [id_]
+    assert len(await archived(connection, id_)) == 1
+
+
+@pytest.mark.parametrize(("tokens", "statuses"), [([1], ["success"] * 2), ([1, 1], ["success"])])
+async def test_finish_many_refuses_lists_of_unequal_length(
+    connection: Connection, tokens: list[int], statuses: list[str]
+) -> None:
+    ids = await publish(connection, 2)
+    await rows(connection, "claim", quantity=2)
+    with pytest.raises(InvalidArgumentError, match="same length"):
+        await rows(connection, "finish_many", ids=ids, lock_tokens=tokens, statuses=statuses)
+    assert len(await rows(connection, "message_list", state="locked")) == 2
+
+
+async def test_a_message_must_end_in_some_way(connection: Connection) -> None:
+    (id_,) = await publish(connection, 1)
+    await claim_one(connection)
+    with pytest.raises((asyncpg.NotNullViolationError, InvalidArgumentError)):
+        await value(connection, "finish", id=id_, lock_token=1, status=None)
+    assert await live(connection, id_)
+
+
+async def test_a_rolled_back_finish_keeps_the_lock(connection: Connection) -> None:
+    (id_,) = await publish(connection, 1)
+    message = await claim_one(connection)
+    transaction = connection.transaction()
+    await transaction.start()
+    assert await settle(connection, "finish", id_, message["lock_token"])
+    await transaction.rollback()
+    assert await live(connection, id_) == message
+    assert await settle(connection, "finish", id_, message["lock_token"])
+
+
+async def test_the_archive_tells_the_transaction_that_filled_it(connection: Connection) -> None:
+    (id_,) = await publish(connection, 1)
+    message = await claim_one(connection)
+    async with connection.transaction():
+        await settle(connection, "finish", id_, message["lock_token"])
+        xid = await connection.fetchval("select pg_current_xact_id()")
+    (row,) = await archived(connection, id_)
+    assert row["xid"] == xid
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2, 4])
+@pytest.mark.parametrize("status", ["failed", "rejected"])
+async def test_retry_hands_out_again_until_the_attempts_are_used_up(
+    connection: Connection, max_attempts: int, status: str
+) -> None:
+    id_ = await publish_with_attempts(connection, max_attempts)
+    for attempt in range(1, max_attempts + 1):
+        message = await claim_one(connection)
+        assert (message["id"], message["attempts"]) == (id_, attempt)
+        assert message["details"] == (None if attempt == 1 else f"no. {attempt - 1}")
+        assert await value(
+            connection,
+            "retry",
+            id=id_,
+            lock_token=message["lock_token"],
+            details=f"no. {attempt}",
+            status=status,
+        )
+        if attempt < max_attempts:
+            waiting = await live(connection, id_)
+            assert waiting
+            assert waiting["state"] == "scheduled"
+            assert waiting["locked_by"] is None
+            assert waiting["lock_token"] > message["lock_token"]
+            assert await archived(connection, id_) == []
+            await make_due(connection, id_)
+
+    assert await live(connection, id_) is None
+    (row,) = await archived(connection, id_)
+    assert (row["status"], row["attempts"]) == (status, max_attempts)
+    assert row["details"] == f"no. {max_attempts}"
+
+
+async def test_attempts_used_up_by_failures_and_expired_locks_never_exceed_the_maximum(
+    connection: Connection,
+) -> None:
+    id_ = await publish_with_attempts(connection, 3, backoff=timedelta(0))
+    for use_up in ("retry", "expire", "retry"):
+        message = await claim_one(connection)
+        assert message["attempts"] <= 3
+        if use_up == "retry":
+            await settle(connection, "retry", id_, message["lock_token"])
+        else:
+            await expire(connection, id_)
+            await value(connection, "reap")
+    assert await rows(connection, "claim") == []
+    (row,) = await archived(connection, id_)
+    assert (row["attempts"], row["status"]) == (3, "failed")
+
+
+@pytest.mark.parametrize(
+    ("attempts", "least", "most"),
+    [(1, 1, 2), (2, 2, 4), (3, 4, 8), (5, 15, 30), (30, 15, 30), (1000, 15, 30), (0, 1, 2)],
+)
+async def test_the_backoff_doubles_up_to_its_bound_less_at_most_half(
+    connection: Connection, attempts: int, least: int, most: int
+) -> None:
+    found = await connection.fetchrow(
+        "select min(d.delay), max(d.delay), count(distinct d.delay) from ("
+        "  select messages._backoff('2 seconds', '30 seconds', $1) as delay"
+        "  from generate_series(1, 500)"
+        ") as d",
+        attempts,
+    )
+    assert found
+    shortest, longest, different = found
+    assert timedelta(seconds=least) <= shortest < timedelta(seconds=least * 1.1)
+    assert timedelta(seconds=most * 0.9) < longest <= timedelta(seconds=most)
+    assert different > 400
+
+
+async def test_retry_waits_for_the_backoff_of_the_queue(connection: Connection) -> None:
+    id_ = await publish_with_attempts(
+        connection, 3, backoff=timedelta(seconds=8), backoff_max=timedelta(seconds=8)
+    )
+    message = await claim_one(connection)
+    before = await connection.fetchval("select clock_timestamp()")
+    await settle(connection, "retry", id_, message["lock_token"])
+    waiting = await live(connection, id_)
+    assert waiting
+    assert timedelta(seconds=4) <= waiting["available_at"] - before < timedelta(seconds=9)
+
+
+async def test_retry_may_be_given_its_own_delay(connection: Connection) -> None:
+    id_ = await publish_with_attempts(connection, 2)
+    message = await claim_one(connection)
+    before = await connection.fetchval("select clock_timestamp()")
+    await value(
+        connection, "retry", id=id_, lock_token=message["lock_token"], delay=timedelta(hours=1)
+    )
+    waiting = await live(connection, id_)
+    assert waiting
+    assert timedelta(hours=1) <= waiting["available_at"] - before < timedelta(hours=1, seconds=9)
+
+
+async def test_retry_without_a_delay_rings_at_once(connection: Connection, bells: Bells) -> None:
+    id_ = await publish_with_attempts(connection, 2)
+    message = await claim_one(connection)
+    await bells.heard()
+    await value(connection, "retry", id=id_, lock_token=message["lock_token"], delay=timedelta(0))
+    assert [bell.payload for bell in await bells.heard()] == [f"default:{id_}"]
+    assert (await claim_one(connection))["attempts"] == 2
+
+
+@pytest.mark.parametrize(("minutes", "rings"), [(0.5, 1), (2, 0)])
+async def test_retry_with_a_delay_rings_for_those_who_sleep_until_then(
+    connection: Connection, bells: Bells, minutes: float, rings: int
+) -> None:
+    id_ = await publish_with_attempts(connection, 2)
+    message = await claim_one(connection)
+    await bells.heard()
+    delay = timedelta(minutes=minutes)
+    await value(connection, "retry", id=id_, lock_token=message["lock_token"], delay=delay)
+    assert [bell.payload for bell in await bells.heard()] == [f"default:{id_}"] * rings
+    assert await rows(connection, "claim") == []
+
+
+async def retried(connection: Connection, messages: list[asyncpg.Record], **more: Any) -> list[int]:
+    arguments = {
+        "ids": [message["id"] for message in messages],
+        "lock_tokens": [message["lock_token"] for message in messages],
+    }
+    return [row[0] for row in await rows(connection, "retry_many", **arguments | more)]
+
+
+async def claim_all(connection: Connection, quantity: int) -> list[asyncpg.Record]:
+    return await rows(connection, "claim", queues=["default"], quantity=quantity, worker="w")
+
+
+async def test_many_retries_wake_a_queue_once(connection: Connection, bells: Bells) -> None:
+    await publish_with_attempts(connection, 2)
+    ids = await publish(connection, 9)
+    await bells.heard()
+    messages = await claim_all(connection, 10)
+    assert len(await retried(connection, messages, delays=[timedelta(0)] * 10)) == 10
+    (bell,) = await bells.heard()
+    assert bell.payload == f"default:{ids[0] - 1}-{ids[-1]}"
+
+
+async def test_many_last_attempts_are_archived_with_one_notification(
+    connection: Connection, connect: Connect
+) -> None:
+    await publish(connection, 10)
+    messages = await claim_all(connection, 10)
+    heard: list[object] = []
+    listener = await connect()
+    await listener.add_listener("dead_message", lambda *bell: heard.append(bell[-1]))
+    assert len(await retried(connection, messages)) == 10
+    await listener.fetchval("select 1")
+    assert len(heard) == 1
+
+
+async def test_each_of_many_retries_goes_by_its_own_token_and_values(
+    connection: Connection,
+) -> None:
+    await publish_with_attempts(connection, 2)
+    await publish(connection, 4)
+    again, gives_up, rejected, lost, twice = await claim_all(connection, 5)
+    await value(connection, "release", id=lost["id"], lock_token=lost["lock_token"])
+    messages = [twice, rejected, again, lost, gives_up, twice]
+    held = await retried(
+        connection,
+        messages,
+        delays=[timedelta(hours=1), None, timedelta(minutes=1), None, None, timedelta(hours=2)],
+        details=["twice", "rejected", "again", "lost", "gives up", "second"],
+        statuses=[None, "rejected", None, None, "failed", None],
+        error_types=["T", "R", "A", "L", "G", "S"],
+        errors=["t", "r", None, "l", "g", "s"],
+        tracebacks=["tt", "rr", "aa", "ll", "gg", "ss"],
+        give_ups=[False, True, None, True, True, False],
+    )
+    assert held == sorted(row["id"] for row in (again, gives_up, rejected, twice))
+    found = {}
+    for message in messages:
+        for row in await rows(connection, "attempts", id=message["id"]):
+            found[message["id"]] = (row["error_type"], row["details"], row["traceback"])
+    assert found == {
+        again["id"]: ("A", "again", "aa"),
+        gives_up["id"]: ("G", "g", "gg"),
+        rejected["id"]: ("R", "r", "rr"),
+        twice["id"]: ("T", "t", "tt"),
+    }
+    (ended,) = await archived(connection, rejected["id"])
+    assert (ended["status"], ended["details"]) == ("rejected", "rejected")
+    for message, least in ((again, 59), (twice, 3599)):
+        kept = await live(connection, message["id"])
+        assert kept is not None
+        assert kept["lock_token"] == message["lock_token"] + 1
+        assert kept["available_at"] - message["locked_at"] > timedelta(seconds=least)
+    assert await retried(connection, messages) == []
+
+
+async def test_many_retries_refuse_arrays_of_other_lengths(connection: Connection) -> None:
+    await publish(connection, 2)
+    messages = await claim_all(connection, 2)
+    with pytest.raises(InvalidArgumentError, match="must have the same length"):
+        await retried(connection, messages, details=["one"])
+    assert len(await retried(connection, messages)) == 2
+
+
+async def test_many_expired_locks_wake_a_queue_once(connection: Connection, bells: Bells) -> None:
+    await publish_with_attempts(connection, 2, backoff=timedelta(0))
+    await publish(connection, 9)
+    messages = await claim_all(connection, 10)
+    for message in messages:
+        await expire(connection, message["id"])
+    await bells.heard()
+    assert await value(connection, "reap") == 10
+    assert len(await bells.heard()) == 1

@@ -1,0 +1,69 @@
+"""What a session owned that is gone comes back without maintenance, as long as somebody asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.database import publish, rows, terminate, value
+
+if TYPE_CHECKING:
+    from support.database import Connect, Connection
+
+WAIT = "call messages.wait(array['default'], '3 s')"
+
+
+async def lose(connection: Connection, connect: Connect) -> int:
+    """Have a session own a message, and end it."""
+    (id_,) = await publish(connection, 1)
+    owner = await connect()
+    owned = await owner.fetchrow(WAIT)
+    assert owned is not None
+    assert owned["id"] == id_
+    await terminate(connection, owner)
+    return id_
+
+
+async def claim(connection: Connection, **arguments: Any) -> list[int]:
+    return [row["id"] for row in await rows(connection, "claim", **arguments)]
+
+
+async def wait(connection: Connection) -> int | None:
+    found = await connection.fetchrow(WAIT)
+    assert found is not None
+    return found["id"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("has_waited", [False, True])
+async def test_a_session_that_waits_gets_it(
+    connection: Connection, connect: Connect, *, has_waited: bool
+) -> None:
+    other = await connect()
+    if has_waited:
+        await other.execute("call messages.wait(array['default'], '0 s')")
+    id_ = await lose(connection, connect)
+    assert await wait(other) == id_
+
+
+async def test_a_session_that_owned_something_itself_gets_it(
+    connection: Connection, connect: Connect
+) -> None:
+    other = await connect()
+    (own,) = await publish(connection, 1)
+    assert await wait(other) == own
+    id_ = await lose(connection, connect)
+    assert await wait(other) == id_
+
+
+async def test_a_claim_gets_it(connection: Connection, connect: Connect) -> None:
+    id_ = await lose(connection, connect)
+    assert await claim(connection) == [id_]
+    assert await claim(connection) == []
+
+
+async def test_a_claim_of_other_queues_leaves_it(connection: Connection, connect: Connect) -> None:
+    await value(connection, "create_queue", name="other")
+    id_ = await lose(connection, connect)
+    assert await claim(connection, queues=["other"]) == []
+    assert await claim(connection, queues=["other", "default"]) == [id_]

@@ -1,0 +1,497 @@
+"""Publishing: by plain insert, by function, by COPY; in a transaction, later, or only once."""
+
+from datetime import UTC, datetime, timedelta
+from io import BytesIO
+from typing import Any
+
+import asyncpg
+import pytest
+
+from notifyq.errors import InvalidArgumentError, QueueNotFoundError
+from support.database import (
+    Bells,
+    Connect,
+    Connection,
+    claim_one,
+    live,
+    make_due,
+    publish,
+    rows,
+    value,
+)
+
+
+async def copy(connection: Connection, lines: list[str]) -> None:
+    await connection.copy_to_table(
+        "message",
+        schema_name="messages",
+        columns=["queue", "message"],
+        source=BytesIO("".join(f"{line}\n" for line in lines).encode()),
+    )
+
+
+async def count(connection: Connection) -> int:
+    return int(await connection.fetchval("select count(*) from messages.message"))
+
+
+NEVER = datetime.max.replace(tzinfo=UTC)  # infinity, for the driver
+
+
+async def test_inserting_a_message_alone_is_a_full_publish(
+    connection: Connection, bells: Bells
+) -> None:
+    await connection.execute("""insert into messages.message (message) values ('["hello"]')""")
+
+    (bell,) = await bells.heard()
+    message = await live(connection, bell.ids[0])
+    assert bell.payload == f"default:{bell.ids[0]}"
+    assert message
+    assert message["message"] == ["hello"]
+    assert message["queue"] == "default"
+    assert message["state"] == "waiting"
+    assert (message["priority"], message["attempts"], message["lock_token"]) == (0, 0, 0)
+    assert message["headers"] == {}
+    assert (await claim_one(connection))["id"] == message["id"]
+
+
+async def test_publish_returns_the_id_and_stores_every_argument(
+    connection: Connection, bells: Bells
+) -> None:
+    await value(connection, "create_queue", name="mail")
+    id_ = await value(
+        connection,
+        "publish",
+        queue="mail",
+        message={"to": "you"},
+        priority=7,
+        type="letter",
+        headers={"trace": "1"},
+        dedup_key="k",
+    )
+
+    message = await live(connection, id_)
+    assert message
+    assert message["queue"] == "mail"
+    assert message["message"] == {"to": "you"}
+    assert message["priority"] == 7
+    assert message["type"] == "letter"
+    assert message["headers"] == {"trace": "1"}
+    assert message["dedup_key"] == "k"
+    assert [bell.payload for bell in await bells.heard()] == [f"mail:{id_}"]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        True,
+        0,
+        -(2**80),
+        0.1,
+        "",
+        "naïve ☃ \U0001f40d \\ \" '",
+        [],
+        {},
+        {"a": [1, {"b": None}], "": ""},
+        ["x" * 100_000],
+    ],
+    ids=lambda payload: ascii(payload)[:20],
+)
+async def test_the_payload_comes_out_as_it_went_in(connection: Connection, payload: Any) -> None:
+    await value(connection, "publish", queue="default", message=payload)
+    message = await claim_one(connection)
+    await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
+
+    (found,) = await rows(connection, "archive_find", id=message["id"])
+    assert message["message"] == payload
+    assert found["message"] == payload
+
+
+async def test_the_json_value_null_is_a_message(connection: Connection) -> None:
+    await connection.execute("select messages.publish('default', 'null')")
+    stored = await connection.fetchval("select jsonb_typeof(message) from messages.claim()")
+    assert stored == "null"
+
+
+async def test_publish_many_keeps_the_order_of_the_array_and_rings_once(
+    connection: Connection, bells: Bells
+) -> None:
+    ids = await publish(connection, 500)
+
+    stored = await connection.fetch("select id, message from messages.message order by id")
+    assert [(row["id"], row["message"]) for row in stored] == list(
+        zip(ids, range(500), strict=True)
+    )
+    assert [bell.payload for bell in await bells.heard()] == [f"default:{ids[0]}-{ids[-1]}"]
+
+
+async def test_publish_many_of_nothing_publishes_nothing(
+    connection: Connection, bells: Bells
+) -> None:
+    assert await publish(connection, 0) == []
+    assert await count(connection) == 0
+    assert await bells.heard() == []
+
+
+async def test_publish_many_applies_its_options_to_all(connection: Connection) -> None:
+    await rows(
+        connection,
+        "publish_many",
+        queue="default",
+        messages=["a", "b"],
+        priority=3,
+        delay=timedelta(hours=1),
+        type="t",
+        headers={"h": 1},
+    )
+    found = await connection.fetch(
+        "select distinct priority, state, type, headers from messages.message"
+    )
+    assert [tuple(row) for row in found] == [(3, "scheduled", "t", {"h": 1})]
+
+
+async def test_copy_publishes_with_one_bell_for_each_queue(
+    connection: Connection, bells: Bells
+) -> None:
+    await value(connection, "create_queue", name="b")
+    await copy(connection, [f"{queue}\t{n}" for n in range(100) for queue in ("b", "default")])
+
+    heard = await bells.heard()
+    assert [bell.queue for bell in heard] == ["b", "default"]
+    assert [len(bell.ids) for bell in heard] == [100, 100]
+    assert await count(connection) == 200
+
+
+async def test_a_rolled_back_publish_leaves_no_message_and_no_bell(
+    connection: Connection, bells: Bells
+) -> None:
+    transaction = connection.transaction()
+    await transaction.start()
+    await publish(connection, 3)
+    await connection.execute("insert into messages.message (message) values ('1')")
+    await transaction.rollback()
+
+    assert await count(connection) == 0
+    assert await bells.heard() == []
+
+
+async def test_the_bell_rings_at_commit_and_not_before(
+    connection: Connection, bells: Bells
+) -> None:
+    async with connection.transaction():
+        (id_,) = await publish(connection, 1)
+        assert await bells.heard() == []
+    assert [bell.ids for bell in await bells.heard()] == [[id_]]
+
+
+async def test_a_rolled_back_savepoint_takes_only_its_own_messages_and_bells(
+    connection: Connection, bells: Bells
+) -> None:
+    async with connection.transaction():
+        (kept,) = await publish(connection, 1)
+        savepoint = connection.transaction()
+        await savepoint.start()
+        await publish(connection, 1)
+        await savepoint.rollback()
+
+    assert [bell.ids for bell in await bells.heard()] == [[kept]]
+    assert [row["id"] for row in await rows(connection, "message_list")] == [kept]
+
+
+async def test_a_delayed_message_is_scheduled_and_rings_nothing(
+    connection: Connection, bells: Bells
+) -> None:
+    before = await connection.fetchval("select clock_timestamp()")
+    id_ = await value(connection, "publish", queue="default", message=1, delay=timedelta(minutes=5))
+    after = await connection.fetchval("select clock_timestamp()")
+
+    message = await live(connection, id_)
+    assert message
+    assert message["state"] == "scheduled"
+    assert before <= message["available_at"] - timedelta(minutes=5) <= after
+    assert await rows(connection, "claim") == []
+    assert await bells.heard() == []
+
+
+async def test_a_delay_counts_from_the_call_not_from_the_start_of_the_transaction(
+    connection: Connection,
+) -> None:
+    async with connection.transaction():
+        before = await connection.fetchval("select clock_timestamp()")
+        id_ = await value(
+            connection, "publish", queue="default", message=1, delay=timedelta(minutes=5)
+        )
+    message = await live(connection, id_)
+    assert message
+    assert message["available_at"] >= before + timedelta(minutes=5)
+
+
+async def test_a_message_due_within_a_minute_rings_so_that_sleepers_know_when_to_look(
+    connection: Connection, bells: Bells
+) -> None:
+    next_due = "select messages.next_due(array['default', 'default'])"
+    await value(connection, "publish", queue="default", message=1, available_at=NEVER)
+    assert await connection.fetchval(next_due) is None
+    soon = await value(
+        connection, "publish", queue="default", message=1, delay=timedelta(seconds=50)
+    )
+    late = await value(connection, "publish", queue="default", message=2, delay=timedelta(hours=1))
+    assert [bell.ids for bell in await bells.heard()] == [[soon]]
+    assert timedelta(seconds=20) < await connection.fetchval(next_due) < timedelta(seconds=50)
+    await make_due(connection, soon)
+    # As for one that has looked a little before it was due.
+    assert await connection.fetchval(
+        "select messages.next_due('{default}', since => '1 minute') < '0'"
+    )
+    assert timedelta(minutes=59) < await connection.fetchval(next_due) < timedelta(hours=1)
+    await value(connection, "cancel", id=late)
+    assert await connection.fetchval(next_due) is None
+
+
+@pytest.mark.parametrize("delay", [timedelta(0), timedelta(seconds=-1)])
+async def test_a_delay_that_is_over_publishes_at_once_and_rings(
+    connection: Connection, bells: Bells, delay: timedelta
+) -> None:
+    id_ = await value(connection, "publish", queue="default", message=1, delay=delay)
+
+    message = await live(connection, id_)
+    assert message
+    assert message["state"] == "waiting"
+    assert [bell.ids for bell in await bells.heard()] == [[id_]]
+
+
+async def test_a_message_for_an_instant_waits_for_it(connection: Connection, bells: Bells) -> None:
+    instant = datetime(2999, 1, 1, tzinfo=UTC)
+    id_ = await value(connection, "publish", queue="default", message=1, available_at=instant)
+
+    message = await live(connection, id_)
+    assert message
+    assert (message["state"], message["available_at"]) == ("scheduled", instant)
+    assert await rows(connection, "claim") == []
+    assert await bells.heard() == []
+    await make_due(connection, id_)
+    assert (await claim_one(connection))["id"] == id_
+
+
+async def test_an_instant_in_the_past_means_at_once(connection: Connection, bells: Bells) -> None:
+    instant = datetime(2000, 1, 1, tzinfo=UTC)
+    id_ = await value(connection, "publish", queue="default", message=1, available_at=instant)
+
+    assert [bell.ids for bell in await bells.heard()] == [[id_]]
+    assert (await claim_one(connection))["id"] == id_
+
+
+async def test_a_plain_insert_may_be_scheduled_too(connection: Connection, bells: Bells) -> None:
+    await connection.execute(
+        "insert into messages.message (message, available_at) "
+        "values ('1', now() + interval '1 hour'), ('2', now())"
+    )
+    states = await connection.fetch("select state from messages.message order by id")
+    (bell,) = await bells.heard()
+    assert [row["state"] for row in states] == ["scheduled", "waiting"]
+    assert (await claim_one(connection))["message"] == 2
+    assert len(bell.ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "payload"), [("publish", {"message": 1}), ("publish_many", {"messages": [1]})]
+)
+async def test_delay_and_instant_together_are_refused(
+    connection: Connection, function: str, payload: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgumentError, match="exclude each other"):
+        await rows(
+            connection,
+            function,
+            queue="default",
+            delay=timedelta(seconds=1),
+            available_at=datetime.now(UTC),
+            **payload,
+        )
+    assert await count(connection) == 0
+
+
+async def test_a_dedup_key_publishes_once_while_the_message_lives(
+    connection: Connection, bells: Bells
+) -> None:
+    first = await value(connection, "publish", queue="default", message=1, dedup_key="k")
+    again = await value(connection, "publish", queue="default", message=2, dedup_key="k")
+
+    message = await live(connection, first)
+    assert again == first
+    assert message
+    assert message["message"] == 1
+    assert await count(connection) == 1
+    assert [bell.ids for bell in await bells.heard()] == [[first]]
+
+
+async def test_a_dedup_key_holds_in_every_state_and_is_free_once_finished(
+    connection: Connection,
+) -> None:
+    first = await value(
+        connection,
+        "publish",
+        queue="default",
+        message=1,
+        dedup_key="k",
+        delay=timedelta(hours=1),
+    )
+
+    async def again() -> int:
+        published = await value(connection, "publish", queue="default", message=2, dedup_key="k")
+        return int(published)
+
+    assert await again() == first
+    await make_due(connection, first)
+    message = await claim_one(connection)
+    assert await again() == first
+    await value(connection, "finish", id=first, lock_token=message["lock_token"])
+    assert await again() != first
+    assert await count(connection) == 1
+
+
+async def test_a_dedup_key_is_one_of_its_queue(connection: Connection) -> None:
+    await value(connection, "create_queue", name="other")
+    ids = {
+        await value(connection, "publish", queue=queue, message=1, dedup_key=key)
+        for queue in ("default", "other")
+        for key in ("a", "b", None, None)
+    }
+    assert len(ids) == 8
+
+
+async def test_a_plain_insert_with_a_used_dedup_key_is_an_error(connection: Connection) -> None:
+    insert = "insert into messages.message (message, dedup_key) values ('1', 'k')"
+    await connection.execute(insert)
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await connection.execute(insert)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into messages.message (queue, message) values ('nope', '1')",
+        "insert into messages.message (queue, message) values ('default', '1'), ('nope', '2')",
+        "select messages.publish('nope', '1')",
+        "select messages.publish('nope', '1', dedup_key => 'k')",
+        "select messages.publish('nope', '1', delay => '1 hour')",
+        "select messages.publish_many('nope', array['1', '2']::jsonb[])",
+    ],
+)
+async def test_an_unknown_queue_is_refused_and_nothing_is_stored(
+    connection: Connection, bells: Bells, statement: str
+) -> None:
+    with pytest.raises(QueueNotFoundError, match="'nope'") as caught:
+        await connection.execute(statement)
+    assert "create_queue('nope')" in (caught.value.hint or "")
+    assert await count(connection) == 0
+    assert await bells.heard() == []
+
+
+async def test_copy_into_an_unknown_queue_is_refused_and_nothing_is_stored(
+    connection: Connection,
+) -> None:
+    with pytest.raises(QueueNotFoundError):
+        await copy(connection, ["default\t1", "nope\t2"])
+    assert await count(connection) == 0
+
+
+async def test_publish_many_of_nothing_still_knows_its_queues(connection: Connection) -> None:
+    with pytest.raises(QueueNotFoundError):
+        await publish(connection, 0, "nope")
+
+
+async def test_a_null_message_is_refused_by_name(connection: Connection) -> None:
+    with pytest.raises(InvalidArgumentError, match="message must not be null"):
+        await connection.execute("select messages.publish('default', null)")
+    with pytest.raises(InvalidArgumentError, match="message 2 is null"):
+        await connection.execute(
+            "select messages.publish_many('default', array['1', null]::jsonb[])"
+        )
+    with pytest.raises(asyncpg.NotNullViolationError):
+        await connection.execute("insert into messages.message (message) values (null)")
+    assert await count(connection) == 0
+
+
+async def test_headers_are_an_object(connection: Connection) -> None:
+    with pytest.raises(asyncpg.CheckViolationError):
+        await value(connection, "publish", queue="default", message=1, headers=[1])
+
+
+async def test_a_publish_is_seen_by_others_only_after_commit(
+    connection: Connection, connect: Connect
+) -> None:
+    other = await connect()
+    async with connection.transaction():
+        await publish(connection, 1)
+        assert await rows(other, "claim") == []
+    assert len(await rows(other, "claim")) == 1
+
+
+async def test_a_date_that_no_client_can_read_is_refused_however_it_comes(
+    connection: Connection,
+) -> None:
+    with pytest.raises(InvalidArgumentError, match="between the years 1 and 9999"):
+        await connection.execute(
+            "select messages.publish('default', '1', available_at => '10000-01-01')"
+        )
+    with pytest.raises(InvalidArgumentError, match="between the years 1 and 9999"):
+        await connection.execute(
+            "insert into messages.message (message, available_at) values ('1', '20000-01-01')"
+        )
+    await connection.execute("select messages.publish('default', '1', available_at => 'infinity')")
+    assert [row["state"] for row in await rows(connection, "message_list")] == ["scheduled"]
+
+
+async def test_a_message_has_a_key_and_attempts_of_its_own(connection: Connection) -> None:
+    first = await value(
+        connection, "publish", queue="default", message=1, key="c-1", max_attempts=3
+    )
+    ids = [
+        row[0]
+        for row in await rows(
+            connection,
+            "publish_many",
+            queue="default",
+            messages=[2, 3],
+            keys=["c-2", None],
+            max_attempts=7,
+        )
+    ]
+    ids += [
+        row[0]
+        for row in await rows(
+            connection,
+            "publish_many",
+            queue="default",
+            messages=[4, 5],
+            keys=[None, "c-5"],
+            dedup_keys=["b", "a"],
+        )
+    ]
+    found = await connection.fetch(
+        "select id, message, key, max_attempts from messages.message order by id"
+    )
+    assert [tuple(row) for row in found] == [
+        (first, 1, "c-1", 3),
+        (ids[0], 2, "c-2", 7),
+        (ids[1], 3, None, 7),
+        (ids[2], 4, None, None),
+        (ids[3], 5, "c-5", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "publish('default', '1', max_attempts => 0)",
+        "publish('default', '1', max_attempts => 1001)",
+        "publish_many('default', array['1']::jsonb[], max_attempts => 0)",
+        "publish_many('default', array['1']::jsonb[], keys => array['a', 'b'])",
+    ],
+)
+async def test_attempts_and_keys_that_make_no_sense_are_refused(
+    connection: Connection, call: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"max_attempts must be|1 messages, but 2 keys"):
+        await connection.execute(f"select messages.{call}")
+    assert await count(connection) == 0

@@ -1,0 +1,283 @@
+"""Unique messages: how long a key is taken, and what becomes of the message that has it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notifyq.errors import InvalidArgumentError, MessageLimitError, QueueNotFoundError
+from support.database import Bells, rows, value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import asyncpg
+
+    from support.database import Connection
+
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+
+
+async def publish(connection: Connection, message: Any = 1, **options: Any) -> int:
+    options = {"queue": "default", "dedup_key": "k"} | options
+    return int(await value(connection, "publish", message=message, **options))
+
+
+async def publish_many(
+    connection: Connection, keys: Sequence[str | None], **options: Any
+) -> list[int]:
+    published = await rows(
+        connection,
+        "publish_many",
+        queue="default",
+        messages=options.pop("messages", list(range(len(keys)))),
+        dedup_keys=keys,
+        **options,
+    )
+    return [row[0] for row in published]
+
+
+async def claim(connection: Connection) -> asyncpg.Record:
+    (message,) = await rows(connection, "claim", worker="w")
+    return message
+
+
+async def finish(connection: Connection, message: asyncpg.Record) -> None:
+    assert await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
+
+
+async def live(connection: Connection) -> list[tuple[int, Any]]:
+    found = await connection.fetch("select id, message from messages.message order by id")
+    return [(row["id"], row["message"]) for row in found]
+
+
+async def test_a_key_of_scope_live_is_taken_while_its_message_is_locked(
+    connection: Connection,
+) -> None:
+    first = await publish(connection)
+    message = await claim(connection)
+    assert await publish(connection, 2) == first
+    assert await publish(connection, 2, dedup_scope="live") == first
+    await finish(connection, message)
+    assert await publish(connection, 2) != first
+
+
+async def test_a_key_of_scope_waiting_is_free_when_its_message_is_claimed(
+    connection: Connection,
+) -> None:
+    first = await publish(connection, dedup_scope="waiting")
+    assert await publish(connection, 2, dedup_scope="waiting") == first
+    assert await publish(connection, 2) == first  # how long is for the one that stands to say
+    message = await claim(connection)
+    assert (message["dedup_key"], message["given_up_key"]) == (None, "k")
+    second = await publish(connection, 2, dedup_scope="waiting")
+    assert await live(connection) == [(first, 1), (second, 2)]
+    assert await value(connection, "release", id=first, lock_token=message["lock_token"])
+    assert await publish(connection, 3, dedup_scope="waiting") == second
+    assert [row["id"] for row in await rows(connection, "claim", quantity=2)] == [first, second]
+
+
+async def test_a_message_that_comes_back_keeps_no_key_of_scope_waiting(
+    connection: Connection,
+) -> None:
+    await value(connection, "alter_queue", name="default", max_attempts=9)
+    for _ in range(3):
+        await publish(connection, dedup_scope="waiting")
+        await rows(connection, "claim", worker="w")
+    for row in await connection.fetch("select id, lock_token from messages.message"):
+        assert await value(connection, "retry", **row, delay=timedelta(0))
+    await connection.execute("update messages.message set available_at = now(), state = 'waiting'")
+    await rows(connection, "claim", quantity=9, worker="w")
+    await connection.execute("update messages.message set lock_expires_at = now()")
+    assert await value(connection, "reap") == 3
+    assert len(await live(connection)) == 3
+
+
+async def test_a_window_outlives_the_message(connection: Connection) -> None:
+    first = await publish(connection, dedup_window=HOUR)
+    await finish(connection, await claim(connection))
+    assert await publish(connection, 2, dedup_window=HOUR) == first
+    kept, other = await publish_many(connection, ["k", "l"], dedup_window=MINUTE)
+    assert kept == first
+    assert await live(connection) == [(other, 1)]
+    await connection.execute("update messages.dedup set expires_at = now() where dedup_key = 'k'")
+    second = await publish(connection, 3, dedup_window=HOUR)
+    assert second > first
+    assert await publish(connection, 4, dedup_window=HOUR) == second
+
+
+async def test_a_message_that_outlives_its_window_has_its_key(connection: Connection) -> None:
+    first = await publish(connection, dedup_window=HOUR)
+    await connection.execute("update messages.dedup set expires_at = now()")
+    assert await publish(connection, 2, dedup_window=HOUR) == first
+    await finish(connection, await claim(connection))
+    # Nothing was published, so nothing has a window.
+    assert await publish(connection, 2, dedup_window=HOUR) != first
+
+
+async def test_windows_that_are_over_are_forgotten_and_those_of_a_queue_go_with_it(
+    connection: Connection,
+) -> None:
+    await value(connection, "create_queue", name="q")
+    await publish(connection, queue="q", dedup_window=HOUR)
+    for key in "abc":
+        await publish(connection, dedup_key=key, dedup_window=HOUR)
+    await connection.execute("update messages.dedup set expires_at = now() where dedup_key < 'c'")
+    await value(connection, "maintain")
+    keys = "select array_agg(dedup_key order by dedup_key) from messages.dedup"
+    assert await connection.fetchval(keys) == ["c", "k"]
+    await value(connection, "drop_queue", name="q", force=True)
+    assert await connection.fetchval(keys) == ["c"]
+
+
+async def test_replace_gives_the_standing_message_the_newer_payload(
+    connection: Connection, bells: Bells
+) -> None:
+    first = await publish(connection, dedup_scope="waiting", key="c", delay=HOUR)
+    due = await connection.fetchval("select available_at from messages.message")
+    again = await publish(
+        connection, 2, on_duplicate="replace", priority=7, type="t", headers={"a": "b"}
+    )
+    assert again == first
+    (message,) = await rows(connection, "message_list")
+    assert (message["message"], message["priority"], message["type"]) == (2, 7, "t")
+    assert (message["headers"], message["key"], message["dedup_key"]) == ({"a": "b"}, "c", "k")
+    assert (message["available_at"], message["state"]) == (due, "scheduled")
+    assert await bells.heard() == []
+
+
+async def test_replace_publishes_another_beside_a_locked_one(connection: Connection) -> None:
+    first = await publish(connection, on_duplicate="replace")
+    await claim(connection)
+    second = await publish(connection, 2, on_duplicate="replace")
+    assert await publish(connection, 3, on_duplicate="replace") == second
+    assert await live(connection) == [(first, 1), (second, 3)]
+
+
+async def test_replace_keeps_a_locked_one_whose_scope_is_live(connection: Connection) -> None:
+    first = await publish(connection, on_duplicate="replace", dedup_scope="live")
+    assert await publish(connection, 2, on_duplicate="replace", dedup_scope="live") == first
+    await claim(connection)
+    assert await publish(connection, 3, on_duplicate="replace", dedup_scope="live") == first
+    assert await live(connection) == [(first, 2)]
+
+
+async def test_debounce_puts_off_what_waits(connection: Connection) -> None:
+    first = await publish(connection, on_duplicate="debounce", delay=MINUTE)
+    await connection.execute(
+        "update messages.message set created_at = now() - interval '50 minutes', "
+        "available_at = now(), state = 'waiting'"
+    )
+    assert await publish(connection, 2, on_duplicate="debounce", delay=MINUTE) == first
+    (message,) = await rows(connection, "message_list", state="scheduled")
+    now = await connection.fetchval("select now()")
+    assert timedelta(seconds=50) < message["available_at"] - now <= MINUTE
+    assert message["message"] == 2
+
+
+async def test_debounce_ends_with_its_window(connection: Connection, bells: Bells) -> None:
+    options: dict[str, Any] = {
+        "on_duplicate": "debounce", "delay": MINUTE, "dedup_window": HOUR,
+    }  # fmt: skip
+    first = await publish(connection, **options)
+    await connection.execute(
+        "update messages.message set created_at = now() - interval '59.5 minutes'"
+    )
+    assert await publish(connection, 2, **options) == first
+    created, due = await connection.fetchrow(  # type: ignore[misc]
+        "select created_at, available_at from messages.message"
+    )
+    assert due - created == HOUR
+    assert await bells.heard() == []
+    await connection.execute(
+        "update messages.message set created_at = now() - interval '61 minutes'"
+    )
+    assert await publish(connection, 3, **options) == first
+    (bell,) = await bells.heard()
+    assert bell.ids == [first]
+    assert (await claim(connection))["message"] == 3
+
+
+async def test_of_many_with_one_key_the_last_replaces_and_the_first_is_kept(
+    connection: Connection,
+) -> None:
+    first = await publish(connection, "old", dedup_key="b")
+    keys = ["a", "b", None, "a", "b"]
+    kept = await publish_many(connection, keys, dedup_scope="waiting")
+    assert kept == [kept[0], first, kept[2], kept[0], first]
+    assert await live(connection) == [(first, "old"), (kept[0], 0), (kept[2], 2)]
+    renewed = await publish_many(connection, keys, on_duplicate="replace")
+    assert renewed == [kept[0], first, renewed[2], kept[0], first]
+    assert await live(connection) == [(first, 4), (kept[0], 3), (kept[2], 2), (renewed[2], 2)]
+    assert await publish_many(connection, [], on_duplicate="replace") == []
+
+
+async def test_of_many_with_one_key_and_a_window_all_get_the_one_that_stands(
+    connection: Connection,
+) -> None:
+    first = await publish(connection, "old", dedup_key="b")
+    keys = ["b", "a", "a", "b"]
+    ids = await publish_many(connection, keys, dedup_window=HOUR)
+    assert ids == [first, ids[1], ids[1], first]
+    assert await publish_many(connection, keys[::-1], dedup_window=HOUR) == ids[::-1]
+    taken = await connection.fetch("select dedup_key, id from messages.dedup")
+    assert [tuple(row) for row in taken] == [("a", ids[1])]
+
+
+async def test_a_plain_insert_meets_both_scopes(connection: Connection) -> None:
+    insert = (
+        "insert into messages.message (message, dedup_key) values ('2', 'k') "
+        "on conflict do nothing returning id"
+    )
+    await publish(connection, dedup_scope="waiting")
+    assert await connection.fetchval(insert) is None
+    await claim(connection)
+    second = await connection.fetchval(insert)
+    assert await publish(connection, 3, dedup_scope="waiting") == second
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"on_duplicate": "drop"}, "on_duplicate must be keep, replace or debounce, not drop"),
+        ({"on_duplicate": None}, "on_duplicate must be"),
+        ({"dedup_scope": "for ever"}, "dedup_scope must be live or waiting, not for ever"),
+        ({"dedup_window": timedelta(0)}, "dedup_window must be longer than zero"),
+        ({"dedup_key": None, "dedup_window": HOUR}, "need a dedup_key"),
+        ({"dedup_key": None, "on_duplicate": "replace"}, "need a dedup_key"),
+        ({"on_duplicate": "replace", "dedup_window": HOUR}, "does not go with replace"),
+        ({"on_duplicate": "debounce"}, "debounce needs a delay"),
+    ],
+)
+async def test_options_that_do_not_go_together_are_refused(
+    connection: Connection, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=why):
+        await publish(connection, **options)
+    key = options.pop("dedup_key", "k")
+    with pytest.raises(InvalidArgumentError, match=why):
+        await publish_many(connection, [key], **options) if key else await rows(
+            connection, "publish_many", queue="default", messages=[1], **options
+        )
+    assert await live(connection) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dedup_window": HOUR}, {"on_duplicate": "replace"}, {"dedup_scope": "waiting"}],
+)
+async def test_limits_and_queues_hold_for_what_is_published_once(
+    connection: Connection, options: dict[str, Any]
+) -> None:
+    with pytest.raises(QueueNotFoundError):
+        await publish(connection, queue="nope", **options)
+    with pytest.raises(MessageLimitError, match="dedup_key has more than 1000 bytes"):
+        await publish(connection, dedup_key="k" * 1001, **options)
+    await publish(connection, **options)
+    if "dedup_window" not in options:
+        with pytest.raises(MessageLimitError):
+            await publish(connection, "x" * 2_000_000, **options)
+    assert [message for _, message in await live(connection)] == [1]

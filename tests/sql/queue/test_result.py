@@ -1,0 +1,175 @@
+"""Results: what a message came to, and the bell for those who wait for it."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from notifyq.errors import MessageNotFoundError
+from support.database import (
+    Bells,
+    Connect,
+    Connection,
+    archived,
+    claim_one,
+    expire,
+    live,
+    make_due,
+    publish,
+    rows,
+    until_blocked,
+    value,
+)
+
+ONE_HOUR = timedelta(hours=1)
+
+
+async def report(connection: Connection, id_: int, function: str = "result") -> dict[str, Any]:
+    [row] = await rows(connection, function, id=id_)
+    return dict(row)
+
+
+async def finish(connection: Connection, message: asyncpg.Record, **outcome: Any) -> bool:
+    return bool(
+        await value(
+            connection, "finish", id=message["id"], lock_token=message["lock_token"], **outcome
+        )
+    )
+
+
+@pytest.fixture
+async def ends(connect: Connect) -> Bells:
+    """Give a listener to what is finished."""
+    bells = Bells(await connect(), "new_message", "finished_message")
+    await bells.listen()
+    return bells
+
+
+async def test_it_tells_how_far_a_message_is_and_what_came_of_it(connection: Connection) -> None:
+    (id_,) = await publish(connection, 1)
+    assert (await report(connection, id_))["state"] == "waiting"
+    message = await claim_one(connection)
+    locked = await report(connection, id_)
+    assert (locked["state"], locked["attempts"], locked["archived_at"]) == ("locked", 1, None)
+    await finish(connection, message, result={"paid": True})
+    (row,) = await archived(connection, id_)
+    assert await report(connection, id_) == {
+        "id": id_,
+        "queue": "default",
+        "state": "success",
+        "attempts": 1,
+        "available_at": row["available_at"],
+        "archived_at": row["archived_at"],
+        "details": None,
+        "result": {"paid": True},
+    }
+    (scheduled,) = await rows(
+        connection, "publish_many", queue="default", messages=[1], delay=ONE_HOUR
+    )
+    assert (await report(connection, scheduled[0]))["state"] == "scheduled"
+
+
+@pytest.mark.parametrize("function", ["result", "await_result"])
+async def test_a_message_that_is_unknown_is_an_error(connection: Connection, function: str) -> None:
+    with pytest.raises(MessageNotFoundError, match="there is no message 77"):
+        await report(connection, 77, function)
+    (id_,) = await publish(connection, 1)
+    await finish(connection, await claim_one(connection), status="failed")
+    await connection.execute("select messages.dead_delete($1)", id_)
+    with pytest.raises(MessageNotFoundError):
+        await report(connection, id_, function)
+    with pytest.raises(MessageNotFoundError, match="null"):
+        await connection.fetchval(f"select state from messages.{function}(null)")
+
+
+async def test_only_the_end_of_what_is_awaited_rings(connection: Connection, ends: Bells) -> None:
+    ids = await publish(connection, 4)
+    for id_ in ids[1:3]:
+        assert (await report(connection, id_, "await_result"))["state"] == "waiting"
+    messages = await rows(connection, "claim", quantity=4)
+    await ends.heard()
+    await connection.fetch(
+        "select messages.finish_many($1, $2, array_fill('success'::messages.message_status, "
+        "array[4]))",
+        [m["id"] for m in messages],
+        [m["lock_token"] for m in messages],
+    )
+    assert [b.payload for b in await ends.heard("finished_message")] == [
+        f"default:{ids[1]}-{ids[2]}"
+    ]
+
+
+@pytest.mark.parametrize("end", ["finish", "cancel", "reap", "take"])
+async def test_every_kind_of_end_rings(connection: Connection, ends: Bells, end: str) -> None:
+    (id_,) = await publish(connection, 1)
+    await report(connection, id_, "await_result")
+    if end == "finish":
+        await finish(connection, await claim_one(connection), status="rejected")
+    elif end == "cancel":
+        await value(connection, "cancel", id=id_)
+    elif end == "take":
+        await rows(connection, "take", queue="default")
+    else:
+        await claim_one(connection)
+        await expire(connection, id_)
+        await value(connection, "reap")
+    assert [b.ids for b in await ends.heard("finished_message")] == [[id_]]
+    assert (await report(connection, id_, "await_result"))["archived_at"] is not None
+
+
+async def test_a_message_that_is_retried_stays_awaited(connection: Connection, ends: Bells) -> None:
+    await value(connection, "alter_queue", name="default", max_attempts=2)
+    (id_,) = await publish(connection, 1)
+    await report(connection, id_, "await_result")
+    first = await claim_one(connection)
+    await value(connection, "retry", id=id_, lock_token=first["lock_token"])
+    assert await ends.heard("finished_message") == []
+    await make_due(connection, id_)
+    await finish(connection, await claim_one(connection))
+    assert [b.ids for b in await ends.heard("finished_message")] == [[id_]]
+
+
+async def test_a_mark_rings_for_a_claim_that_it_made_skip_the_message(
+    connection: Connection, connect: Connect, ends: Bells
+) -> None:
+    (id_,) = await publish(connection, 1)
+    other = await connect()
+    await ends.heard()
+    async with other.transaction():
+        await report(other, id_, "await_result")
+        assert await rows(connection, "claim") == []
+    assert [b.ids for b in await ends.heard("new_message")] == [[id_]]
+    # Once marked nothing is written, and nobody has to be called.
+    before = await live(connection, id_)
+    await report(other, id_, "await_result")
+    assert await live(connection, id_) == before
+    assert await ends.heard("new_message") == []
+
+
+async def test_a_mark_that_meets_an_open_finish_waits_and_finds_the_result(
+    connection: Connection, connect: Connect
+) -> None:
+    waiter, observer = await connect(), await connect()
+    (id_,) = await publish(connection, 1)
+    message = await claim_one(connection)
+    async with connection.transaction():
+        assert await finish(connection, message, result=5)
+        marking = asyncio.ensure_future(report(waiter, id_, "await_result"))
+        await until_blocked(observer, waiter)
+    assert (await marking)["result"] == 5
+
+
+async def test_a_finish_that_meets_an_open_mark_waits_and_rings(
+    connection: Connection, connect: Connect, ends: Bells
+) -> None:
+    waiter, observer = await connect(), await connect()
+    (id_,) = await publish(connection, 1)
+    message = await claim_one(connection)
+    async with waiter.transaction():
+        assert (await report(waiter, id_, "await_result"))["state"] == "locked"
+        finishing = asyncio.ensure_future(finish(connection, message))
+        await until_blocked(observer, connection)
+    assert await finishing
+    assert [b.ids for b in await ends.heard("finished_message")] == [[id_]]

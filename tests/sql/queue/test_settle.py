@@ -1,0 +1,205 @@
+"""Holding on to a lock, and giving it up."""
+
+from datetime import timedelta
+
+import pytest
+
+from notifyq.errors import InvalidArgumentError
+from support.database import (
+    Bells,
+    Connect,
+    Connection,
+    claim_one,
+    expire,
+    live,
+    make_due,
+    publish,
+    rows,
+    value,
+)
+
+
+async def test_release_puts_the_message_back_as_if_it_had_not_been_claimed(
+    connection: Connection, bells: Bells
+) -> None:
+    first, second = await publish(connection, 2)
+    before = await live(connection, first)
+    message = await claim_one(connection)
+    await bells.heard()
+    assert await value(connection, "release", id=first, lock_token=message["lock_token"]) is True
+
+    after = await live(connection, first)
+    assert before
+    assert after
+    assert {**after, "lock_token": 0} == dict(before)
+    assert after["lock_token"] > message["lock_token"]
+    assert [bell.payload for bell in await bells.heard()] == [f"default:{first}"]
+    assert [row["id"] for row in await rows(connection, "claim", quantity=2)] == [first, second]
+
+
+async def test_release_gives_back_the_attempt_of_a_message_that_has_only_one(
+    connection: Connection,
+) -> None:
+    await publish(connection, 1)
+    for _ in range(5):
+        message = await claim_one(connection)
+        assert message["attempts"] == 1
+        await value(connection, "release", id=message["id"], lock_token=message["lock_token"])
+
+
+async def test_release_with_a_delay_schedules_and_does_not_ring(
+    connection: Connection, bells: Bells
+) -> None:
+    await publish(connection, 1)
+    message = await claim_one(connection)
+    await bells.heard()
+    before = await connection.fetchval("select clock_timestamp()")
+    await value(
+        connection,
+        "release",
+        id=message["id"],
+        lock_token=message["lock_token"],
+        delay=timedelta(minutes=5),
+    )
+
+    after = await live(connection, message["id"])
+    assert after
+    assert (after["state"], after["attempts"]) == ("scheduled", 0)
+    assert before <= after["available_at"] - timedelta(minutes=5)
+    assert await bells.heard() == []
+    assert await rows(connection, "claim") == []
+    await make_due(connection, message["id"])
+    assert (await claim_one(connection))["attempts"] == 1
+
+
+async def test_release_with_a_delay_of_zero_is_a_release_at_once(
+    connection: Connection, bells: Bells
+) -> None:
+    await publish(connection, 1)
+    message = await claim_one(connection)
+    await bells.heard()
+    await value(
+        connection,
+        "release",
+        id=message["id"],
+        lock_token=message["lock_token"],
+        delay=timedelta(0),
+    )
+    after = await live(connection, message["id"])
+    assert after
+    assert after["state"] == "waiting"
+    assert [bell.ids for bell in await bells.heard()] == [[message["id"]]]
+
+
+async def test_release_many_rings_each_queue_once_and_tells_which_were_released(
+    connection: Connection, bells: Bells
+) -> None:
+    await value(connection, "create_queue", name="other")
+    ids = await publish(connection, 3)
+    others = await publish(connection, 2, "other")
+    await rows(connection, "claim", quantity=5)
+    await bells.heard()
+    released = await rows(
+        connection,
+        "release_many",
+        ids=[others[1], ids[2], ids[0], ids[1], others[0], 10**9],
+        lock_tokens=[1, 1, 1, 7, 1, 1],
+    )
+
+    assert [row[0] for row in released] == sorted([*others, ids[0], ids[2]])
+    assert sorted(bell.payload for bell in await bells.heard()) == [
+        f"default:{ids[0]},{ids[2]}",
+        f"other:{others[0]}-{others[1]}",
+    ]
+    (kept,) = await rows(connection, "message_list", state="locked")
+    assert (kept["id"], kept["attempts"]) == (ids[1], 1)
+
+
+async def test_extend_holds_the_lock_from_now_on(connection: Connection) -> None:
+    await publish(connection, 1)
+    message = await claim_one(connection)
+    await expire(connection, message["id"])
+    before = await connection.fetchval("select clock_timestamp()")
+    assert await value(
+        connection,
+        "extend",
+        id=message["id"],
+        lock_token=message["lock_token"],
+        lock_timeout=timedelta(hours=1),
+    )
+    after = await live(connection, message["id"])
+    assert after
+    assert before <= after["lock_expires_at"] - timedelta(hours=1)
+    assert await value(connection, "reap") == 0
+    unchanged = set(message.keys()) - {"lock_expires_at", "locked_at"}
+    assert {key: after[key] for key in unchanged} == {key: message[key] for key in unchanged}
+
+
+async def test_extend_lasts_as_the_queue_says_unless_told_otherwise(connection: Connection) -> None:
+    await value(connection, "create_queue", name="slow", lock_timeout=timedelta(hours=3))
+    await publish(connection, 1, "slow")
+    message = await claim_one(connection)
+    before = await connection.fetchval("select clock_timestamp()")
+    await value(connection, "extend", id=message["id"], lock_token=message["lock_token"])
+    after = await live(connection, message["id"])
+    assert after
+    assert timedelta(hours=3) <= after["lock_expires_at"] - before < timedelta(hours=3, seconds=9)
+
+
+async def test_extend_many_tells_which_locks_are_still_held(connection: Connection) -> None:
+    ids = await publish(connection, 4)
+    await rows(connection, "claim", quantity=3)
+    held = await rows(
+        connection,
+        "extend_many",
+        ids=[ids[2], ids[3], ids[0], ids[1]],
+        lock_tokens=[1, 0, 1, 5],
+        lock_timeout=timedelta(days=1),
+    )
+    assert sorted(row[0] for row in held) == [ids[0], ids[2]]
+    longer = await connection.fetch(
+        "select id from messages.message "
+        "where lock_expires_at > now() + interval '1 hour' order by id"
+    )
+    assert [row["id"] for row in longer] == [ids[0], ids[2]]
+
+
+@pytest.mark.parametrize("lock_timeout", [timedelta(0), timedelta(seconds=-1)])
+async def test_a_lock_cannot_be_extended_into_the_past(
+    connection: Connection, lock_timeout: timedelta
+) -> None:
+    await publish(connection, 1)
+    await claim_one(connection)
+    with pytest.raises(InvalidArgumentError, match="lock_timeout"):
+        await value(connection, "extend", id=1, lock_token=1, lock_timeout=lock_timeout)
+
+
+async def test_a_heartbeat_writes_no_index(connection: Connection, connect: Connect) -> None:
+    ids = await publish(connection, 100)
+    await rows(connection, "claim", quantity=100)
+    await connection.execute("vacuum messages.message")
+    worker = await connect()
+    async with worker.transaction():
+        await rows(worker, "extend_many", ids=ids[:20], lock_tokens=[1] * 20)
+        counts = await worker.fetchrow(
+            "select n_tup_upd, n_tup_hot_upd from pg_stat_xact_user_tables "
+            "where relid = 'messages.message'::regclass"
+        )
+    assert counts
+    assert tuple(counts) == (20, 20)
+
+
+async def test_release_orphans_gives_up_what_its_worker_does_not_know_of(
+    connection: Connection, bells: Bells
+) -> None:
+    ids = await publish(connection, 5)
+    await rows(connection, "claim", quantity=3, worker="me")
+    await rows(connection, "claim", quantity=1, worker="somebody else")
+    await bells.heard()
+
+    assert await value(connection, "release_orphans", worker="me", known=[ids[1]]) == 2
+    locked = await rows(connection, "message_list", state="locked")
+    assert [row["id"] for row in locked] == [ids[1], ids[3]]
+    assert [bell.payload for bell in await bells.heard()] == [f"default:{ids[0]},{ids[2]}"]
+    assert await value(connection, "release_orphans", worker="me", known=[ids[1]]) == 0
+    assert await value(connection, "release_orphans", worker="me", known=[]) == 1

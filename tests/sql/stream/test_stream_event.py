@@ -1,0 +1,346 @@
+"""A plain insert into messages.stream_event publishes, and does all that publish() does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from notifyq.errors import (
+    DatabaseError,
+    InvalidArgumentError,
+    MessageLimitError,
+    PayloadError,
+    QueueDeniedError,
+    StreamNotFoundError,
+    StreamPausedError,
+)
+from support.database import Bells, rows, value
+
+if TYPE_CHECKING:
+    from support.database import Connect, Connection
+
+INSERT = "insert into messages.stream_event (stream, message) values ('s', $1)"
+EVENTS = "select stream, type, key, message, headers from messages.stream_event order by id"
+
+
+@pytest.fixture
+async def stream(connection: Connection) -> None:
+    await value(connection, "create_stream", name="s", max_bytes=4096)
+    await value(connection, "subscribe", stream="s", subscriber="c")
+
+
+async def events(connection: Connection) -> list[Any]:
+    return [tuple(row) for row in await connection.fetch(EVENTS)]
+
+
+async def insert(connection: Connection, **given: Any) -> int:
+    """Insert an event with what is given, and return its id."""
+    names = {"stream": "s", "message": 1, **given}
+    slots = ", ".join(f"${n}" for n in range(1, len(names) + 1))
+    id_: int = await connection.fetchval(
+        f"insert into messages.stream_event ({', '.join(names)}) values ({slots}) returning id",
+        *names.values(),
+    )
+    return id_
+
+
+@pytest.mark.usefixtures("stream")
+async def test_what_is_inserted_is_read_as_what_is_published(connection: Connection) -> None:
+    given = {"type": "t", "key": "k", "message": {"a": [1]}, "headers": {"h": "x"}}
+    inserted = await insert(connection, **given)
+    published = await value(connection, "publish", queue="s", **given)
+    assert inserted < published
+    bare = await insert(connection)
+    batch = await value(connection, "next_batch", stream="s", subscriber="c")
+    first, second, third = await rows(connection, "batch_events", batch=batch)
+    assert [it["id"] for it in (first, second, third)] == [inserted, published, bare]
+    assert {**first, "id": 0, "created_at": 0} == {**second, "id": 0, "created_at": 0}
+    assert (third["type"], third["key"], third["message"], third["headers"]) == (None, None, 1, {})
+    event = ("s", "t", "k", {"a": [1]}, {"h": "x"})
+    assert await events(connection) == [event, event, ("s", None, None, 1, {})]
+
+
+@pytest.mark.usefixtures("stream")
+async def test_an_insert_returns_all_of_the_event(connection: Connection) -> None:
+    row = await connection.fetchrow(
+        "insert into messages.stream_event (stream, key, message) values ('s', 'k', '2') "
+        "returning *, created_at between now() and clock_timestamp() as is_now"
+    )
+    assert row is not None
+    assert row["is_now"]
+    assert dict(row) == {
+        "id": row["id"],
+        "stream": "s",
+        "created_at": row["created_at"],
+        "type": None,
+        "key": "k",
+        "message": 2,
+        "headers": {},
+        "is_now": True,
+    }
+
+
+@pytest.mark.usefixtures("stream")
+async def test_many_events_of_some_streams_are_one_statement(connection: Connection) -> None:
+    await value(connection, "create_stream", name="t")
+    done = await connection.execute(
+        "insert into messages.stream_event (stream, message) "
+        "select case when n % 2 = 0 then 's' else 't' end, to_jsonb(n) "
+        "from generate_series(1, 10) as n"
+    )
+    assert done == "INSERT 0 10"
+    assert [(it[0], it[3]) for it in await events(connection)] == [
+        ("s" if n % 2 == 0 else "t", n) for n in range(1, 11)
+    ]
+    await connection.execute(
+        "with made as (select 's' as stream, to_jsonb(11) as message) "
+        "insert into messages.stream_event (stream, message) select * from made"
+    )
+    published = await connection.fetch(
+        "with published as (insert into messages.stream_event (stream, message) "
+        "values ('s', '12'), ('t', '13') returning id) select id from published order by id"
+    )
+    assert len(published) == 2
+    assert [it[3] for it in await events(connection)] == [*range(1, 14)]
+
+
+@pytest.mark.usefixtures("stream")
+async def test_an_error_in_one_row_undoes_all_and_a_rollback_does(connection: Connection) -> None:
+    with pytest.raises(StreamNotFoundError):
+        await connection.execute(
+            "insert into messages.stream_event (stream, message) values ('s', '1'), ('none', '2')"
+        )
+    transaction = connection.transaction()
+    await transaction.start()
+    await insert(connection)
+    await transaction.rollback()
+    assert await events(connection) == []
+    async with connection.transaction():
+        await insert(connection, message=1)
+        savepoint = connection.transaction()
+        await savepoint.start()
+        await insert(connection, message=2)
+        await savepoint.rollback()
+        await insert(connection, message=3)
+    assert [it[3] for it in await events(connection)] == [1, 3]
+
+
+@pytest.mark.parametrize("attended", [False, True])
+@pytest.mark.usefixtures("stream")
+async def test_what_is_given_is_evaluated_once(
+    connection: Connection, connect: Connect, *, attended: bool
+) -> None:
+    """Also where it is looked at before it is written: its length, and the name of its stream."""
+    if attended:
+        assert await value(await connect(), "attend_stream", stream="s")
+    await connection.execute("create sequence drawn; create sequence named")
+    given = (
+        "case when nextval('named') > 0 then 's' end, "
+        "jsonb_build_object('n', nextval('drawn')), jsonb_build_object('h', nextval('drawn'))"
+    )
+    columns = "insert into messages.stream_event (stream, message, headers)"
+    await connection.execute(f"{columns} values ({given})")
+    await connection.execute(f"{columns} values ({given}), ({given})")
+    await connection.execute(f"{columns} select {given} from generate_series(1, 3)")
+    drawn = await connection.fetchrow(
+        "select (select last_value from drawn), (select last_value from named)"
+    )
+    assert tuple(drawn or ()) == (12, 6)
+    assert [(it[3]["n"], it[4]["h"]) for it in await events(connection)] == [
+        (n, n + 1) for n in range(1, 13, 2)
+    ]
+    # What has another length each time is written with the one that was looked at.
+    for _ in range(30):
+        try:
+            await connection.execute(
+                f"{columns} values ('s', to_jsonb(repeat('x', (random() * 8000)::int)), null)"
+            )
+        except MessageLimitError:
+            continue
+    longest = await connection.fetchval(
+        "select max(octet_length(message::text)) from messages.stream_event"
+    )
+    assert 100 < longest <= 4096
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"stream": "none"}, StreamNotFoundError),
+        ({"stream": None}, StreamNotFoundError),
+        ({"stream": "default"}, InvalidArgumentError),
+        ({"message": None}, InvalidArgumentError),
+        ({"message": None, "headers": {"a": 1}}, InvalidArgumentError),
+        ({"headers": [1]}, InvalidArgumentError),
+        ({"headers": "x"}, InvalidArgumentError),
+        ({"message": "x" * 5000}, MessageLimitError),
+        ({"headers": {"a": "x" * 5000}}, MessageLimitError),
+        ({"message": "x" * 2500, "headers": {"a": "x" * 2500}}, MessageLimitError),
+    ],
+)
+@pytest.mark.parametrize("attended", [False, True])
+@pytest.mark.usefixtures("stream")
+async def test_what_an_event_cannot_be_is_refused(
+    connection: Connection,
+    connect: Connect,
+    given: dict[str, Any],
+    error: type[DatabaseError],
+    *,
+    attended: bool,
+) -> None:
+    if attended:
+        assert await value(await connect(), "attend_stream", stream="s")
+    with pytest.raises(error):
+        await insert(connection, **given)
+    assert await events(connection) == []
+    assert await insert(connection, message="x" * 2500, headers={"a": "x" * 1000})
+
+
+async def test_the_name_of_a_queue_says_what_to_do(connection: Connection) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        await insert(connection, stream="default")
+    assert "'default' is a queue" in str(caught.value)
+    assert caught.value.hint == "insert into messages.message, or call messages.publish()"
+
+
+@pytest.mark.parametrize(
+    ("condition", "message", "error"),
+    [
+        ("select messages.pause_stream('s')", 1, StreamPausedError),
+        (
+            "select messages.alter_stream('s', payload_type => 'integer')",
+            "one",
+            asyncpg.DatatypeMismatchError,
+        ),
+        (
+            """select messages.alter_stream('s', payload_schema => '{"type": "integer"}')""",
+            "one",
+            PayloadError,
+        ),
+    ],
+)
+@pytest.mark.usefixtures("stream")
+async def test_a_stream_with_conditions_checks_each_event(
+    connection: Connection, condition: str, message: Any, error: type[Exception]
+) -> None:
+    prepared = await connection.prepare(INSERT)
+    for _ in range(7):
+        await prepared.fetch(message)
+    await connection.execute(condition)
+    with pytest.raises(error):
+        await prepared.fetch(message)
+    assert len(await events(connection)) == 7
+
+
+@pytest.mark.usefixtures("stream")
+async def test_grants_of_the_stream_are_checked(connection: Connection) -> None:
+    await connection.execute("select messages.grant_queue('s', 'notifyq_admin')")
+    async with connection.transaction():
+        await connection.execute("set local role notifyq_publisher")
+        with pytest.raises(QueueDeniedError):
+            async with connection.transaction():
+                await connection.execute(INSERT, 1)
+        with pytest.raises(QueueDeniedError):
+            async with connection.transaction():
+                await connection.fetchval("select messages.admit_event('s', '1', null)")
+    async with connection.transaction():
+        await connection.execute("set local role notifyq_admin")
+        await connection.execute(INSERT, 1)
+    assert len(await events(connection)) == 1
+
+
+@pytest.mark.parametrize("bell", ["auto", "always", "off"])
+@pytest.mark.usefixtures("stream")
+async def test_an_insert_rings_as_its_stream_does(
+    connection: Connection, connect: Connect, bell: str
+) -> None:
+    await value(connection, "alter_stream", name="s", bell=bell)
+    bells = Bells(await connect(), "new_event")
+    await bells.listen()
+    await connection.execute(INSERT, 1)
+    rung = bell != "off"
+    assert bool(await bells.heard("new_event")) == rung
+    attending = await connect()
+    assert await value(attending, "attend_stream", stream="s") == (bell == "auto")
+    await connection.execute(INSERT, 2)
+    assert bool(await bells.heard("new_event")) == (bell == "always")
+    await value(attending, "unattend_streams", streams=["s"])
+    await connection.execute(INSERT, 3)
+    assert bool(await bells.heard("new_event")) == rung
+    assert [it[3] for it in await events(connection)] == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("stream")
+async def test_who_stops_attending_waits_for_what_was_inserted_silently(
+    connection: Connection, connect: Connect
+) -> None:
+    attending = await connect()
+    assert await value(attending, "attend_stream", stream="s")
+    async with connection.transaction():
+        await connection.execute(INSERT, 1)
+        taken_back = await value(attending, "unattend_streams", streams=["s"])
+        assert not await value(attending, "settled", number=taken_back)
+    assert await value(attending, "settled", number=taken_back)
+
+
+@pytest.mark.usefixtures("stream")
+async def test_a_publisher_has_no_more_than_the_insert(connection: Connection) -> None:
+    async with connection.transaction():
+        await connection.execute("set local role notifyq_publisher")
+        await connection.execute(
+            "insert into messages.stream_event (stream, type, key, message, headers) "
+            "values ('s', 't', 'k', '1', '{}')"
+        )
+        for statement in ("select id from messages.stream_event", f"{INSERT} returning id"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                async with connection.transaction():
+                    await connection.execute(statement.replace("$1", "'1'"))
+    assert len(await events(connection)) == 1
+
+
+@pytest.mark.parametrize("attended", [False, True])
+@pytest.mark.usefixtures("stream")
+async def test_what_others_have_put_into_the_search_path_is_not_called(
+    connection: Connection, connect: Connect, *, attended: bool
+) -> None:
+    """The rule was read when it was made; whoever inserts brings no names with him."""
+    if attended:
+        assert await value(await connect(), "attend_stream", stream="s")
+    await connection.execute("""
+        create schema hostile;
+        create function hostile.refuse() returns integer language plpgsql as
+          $$ begin raise 'hijacked'; end $$;
+        create function hostile.octet_length(text) returns integer language sql as
+          'select hostile.refuse()';
+        create function hostile.hashtextextended(text, bigint) returns bigint language sql as
+          'select hostile.refuse()';
+        create function hostile.jsonb_typeof(jsonb) returns text language sql as
+          'select hostile.refuse()::text';
+        create function hostile.pg_try_advisory_xact_lock_shared(bigint) returns boolean
+          language sql as 'select hostile.refuse() > 0';
+        create function hostile.pg_current_xact_id() returns xid8 language sql as
+          'select hostile.refuse()::text::xid8';
+        create function hostile.same(text, text) returns boolean language sql as
+          'select hostile.refuse() > 0';
+        create operator hostile.= (leftarg = text, rightarg = text, function = hostile.same);
+        create function hostile.less(integer, integer) returns boolean language sql as
+          'select hostile.refuse() > 0';
+        create operator hostile.<= (leftarg = integer, rightarg = integer, function = hostile.less);
+        create temporary table stream (name text, segment bigint, lone_bytes integer);
+        create temporary table event (id bigint);
+        grant usage on schema hostile to public
+    """)
+    async with connection.transaction():
+        await connection.execute(
+            "set local search_path = hostile, pg_temp, pg_catalog; set local role notifyq_publisher"
+        )
+        with pytest.raises(asyncpg.RaiseError, match="hijacked"):
+            async with connection.transaction():
+                await connection.fetchval("select octet_length('x'::text)")
+        await connection.execute(
+            "insert into messages.stream_event (stream, message, headers) "
+            "values ('s', '1', '{\"a\": 1}')"
+        )
+    assert await events(connection) == [("s", None, None, 1, {"a": 1})]

@@ -1,0 +1,158 @@
+"""Receiving from elsewhere: each message once, whoever sends it, and however often."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notifyq.errors import InvalidArgumentError, QueueDeniedError, QueueNotFoundError
+from support.database import Bells, Connect, Connection, claim_one, rows, until_blocked, value
+
+if TYPE_CHECKING:
+    import asyncpg
+
+
+async def receive(connection: Connection, *sent: Any, source: str = "s") -> tuple[int, int, int]:
+    (row,) = await rows(connection, "receive", source=source, messages=list(sent))
+    return row["published"], row["merged"], row["known"]
+
+
+async def live(connection: Connection) -> list[asyncpg.Record]:
+    return await connection.fetch("select * from messages.message order by id")
+
+
+def sent(place: str, **options: Any) -> dict[str, Any]:
+    return {"place": place, "queue": "default", "message": place} | options
+
+
+async def test_what_comes_again_is_known(connection: Connection, bells: Bells) -> None:
+    assert await receive(connection, sent("2"), sent("1"), sent("2", message="again")) == (2, 0, 1)
+    assert await receive(connection, sent("1"), sent("3")) == (1, 0, 1)
+    assert await receive(connection, sent("1"), source="other") == (1, 0, 0)
+    assert await receive(connection) == (0, 0, 0)
+
+    messages = await live(connection)
+    assert [message["message"] for message in messages] == ["2", "1", "3", "1"]
+    assert {bell.queue for bell in await bells.heard()} == {"default"}
+    receipts = await connection.fetch(
+        "select place, message_id from messages.relay_receipt where source = 's' order by place"
+    )
+    one, two, three = receipts
+    assert [one["message_id"], two["message_id"], three["message_id"]] == [
+        messages[1]["id"],
+        messages[0]["id"],
+        messages[2]["id"],
+    ]
+
+
+async def test_it_is_known_when_it_is_long_finished(connection: Connection) -> None:
+    await receive(connection, sent("1"))
+    message = await claim_one(connection)
+    await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
+    assert await receive(connection, sent("1")) == (0, 0, 1)
+    assert not await live(connection)
+
+
+async def test_every_property_arrives(connection: Connection) -> None:
+    await receive(
+        connection,
+        sent(
+            "1",
+            message=None,
+            priority=-3,
+            available_at="2050-01-01T00:00:00Z",
+            type="t",
+            headers={"h": 1},
+            dedup_key="d",
+            key="k",
+            max_attempts=7,
+        ),
+        {"place": "2", "queue": "default"},
+    )
+    first, second = await live(connection)
+    names = "priority", "type", "headers", "dedup_key", "key", "max_attempts", "state"
+    assert [first[name] for name in names] == [-3, "t", {"h": 1}, "d", "k", 7, "scheduled"]
+    assert first["available_at"] == datetime(2050, 1, 1, tzinfo=UTC)
+    assert [second[name] for name in names] == [0, None, {}, None, None, None, "waiting"]
+    assert await connection.fetchval("select every(message = 'null') from messages.message")
+
+
+async def test_a_taken_key_merges(connection: Connection) -> None:
+    standing = await value(connection, "publish", queue="default", message=1, dedup_key="d")
+    both = sent("1", dedup_key="d"), sent("2", dedup_key="e")
+    assert await receive(connection, *both) == (1, 1, 0)
+    assert len(await live(connection)) == 2
+    receipt = await connection.fetchval(
+        "select message_id from messages.relay_receipt where place = '1'"
+    )
+    assert receipt == standing
+    assert await receive(connection, sent("1", dedup_key="d")) == (0, 0, 1)
+
+
+async def test_one_that_is_refused_refuses_all(connection: Connection) -> None:
+    with pytest.raises(QueueNotFoundError):
+        await receive(connection, sent("1"), sent("2", queue="absent"))
+    assert not await live(connection)
+    assert await receive(connection, sent("1")) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"a": 1}, "text", [{"queue": "default"}], [{"place": "1"}], [1]])
+async def test_what_is_no_array_of_messages_is_refused(connection: Connection, wrong: Any) -> None:
+    with pytest.raises(InvalidArgumentError):
+        await rows(connection, "receive", source="s", messages=wrong)
+    with pytest.raises(InvalidArgumentError):
+        await rows(connection, "receive", source="", messages=[])
+
+
+async def test_a_queue_that_is_granted_to_others_takes_nothing(
+    connection: Connection, connect: Connect
+) -> None:
+    guest = await connect()
+    await guest.execute("set role notifyq_publisher")
+    await value(connection, "grant_queue", queue="default", role="notifyq_worker")
+    await connection.execute(
+        "grant execute on function messages.receive(text, jsonb) to notifyq_publisher"
+    )
+    with pytest.raises(QueueDeniedError):
+        await receive(guest, sent("1"))
+
+
+async def test_who_sends_the_same_at_the_same_time_waits(
+    connection: Connection, connect: Connect
+) -> None:
+    other, observer = await connect(), await connect()
+    transaction = connection.transaction()
+    await transaction.start()
+    assert await receive(connection, sent("2"), sent("1")) == (2, 0, 0)
+    second = asyncio.create_task(receive(other, sent("1"), sent("2"), sent("3")))
+    await until_blocked(observer, other)
+    await transaction.commit()
+    assert await second == (1, 0, 2)
+    assert len(await live(connection)) == 3
+
+
+async def test_the_other_one_receives_what_was_rolled_back(
+    connection: Connection, connect: Connect
+) -> None:
+    other, observer = await connect(), await connect()
+    transaction = connection.transaction()
+    await transaction.start()
+    await receive(connection, sent("1"))
+    second = asyncio.create_task(receive(other, sent("1")))
+    await until_blocked(observer, other)
+    await transaction.rollback()
+    assert await second == (1, 0, 0)
+    assert len(await live(connection)) == 1
+
+
+async def test_the_upkeep_forgets_old_receipts(connection: Connection) -> None:
+    await receive(connection, sent("old"), sent("new"))
+    await connection.execute(
+        "update messages.relay_receipt set forget_at = now() - interval '1 day' where place = 'old'"
+    )
+    await value(connection, "maintain")
+    left = await connection.fetch("select place from messages.relay_receipt")
+    assert [row["place"] for row in left] == ["new"]

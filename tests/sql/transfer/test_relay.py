@@ -1,0 +1,206 @@
+"""What a relay calls, in both databases: claim, receive_many, finish, and the marks of targets."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from notifyq.errors import InvalidArgumentError, LostReceiptsError, QueueNotFoundError
+from support.database import Bells, Connect, Connection, publish, until_blocked, value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RECEIVE = """
+select * from messages.receive_many(
+  $1, $2, $3, $4::text[]::jsonb[], $5, $6, $7::text[]::jsonb[], $8, $9, $10, $11, $12,
+  interval '1 day')
+"""
+
+
+async def receive(
+    connection: Connection,
+    places: Sequence[str],
+    *,
+    queue: str = "default",
+    source: str = "s",
+    payloads: Sequence[str] | None = None,
+    dedup_keys: Sequence[str | None] | None = None,
+    after: Sequence[str] = (),
+) -> tuple[list[int], int, int]:
+    count = len(places)
+    row: Any = await connection.fetchrow(
+        RECEIVE,
+        source,
+        places,
+        [queue] * count,
+        payloads or [f'"{place}"' for place in places],
+        [0] * count,
+        ["t"] * count,
+        ['{"h": 1}'] * count,
+        ["k"] * count,
+        dedup_keys or [None] * count,
+        [None] * count,
+        [None] * count,
+        after,
+    )
+    return tuple(row)
+
+
+async def messages(connection: Connection) -> list[tuple[int, str]]:
+    rows = await connection.fetch("select id, message #>> '{}' from messages.message order by id")
+    return [tuple(row) for row in rows]
+
+
+async def relayed(connection: Connection, quantity: int = 10) -> list[asyncpg.Record]:
+    return await connection.fetch(
+        "select *, (extract(epoch from created_at) * 1000000)::bigint as created "
+        "from messages.relay_claim('{default}', $1, '1 min', 'relay')",
+        quantity,
+    )
+
+
+async def finish(connection: Connection, rows: Sequence[Any], place: str | None) -> list[int]:
+    found = await connection.fetch(
+        "select messages.relay_finish('t', 's', $1, $2, $3, $4, "
+        "array_fill('success'::messages.message_status, array[$5::integer]))",
+        place,
+        [row["id"] for row in rows],
+        [row["lock_token"] for row in rows],
+        [row["created"] for row in rows],
+        len(rows),
+    )
+    return [row[0] for row in found]
+
+
+async def test_each_is_received_once_in_their_order(connection: Connection) -> None:
+    ids, merged, known = await receive(connection, ["10", "9", "8"])
+    assert (merged, known) == (0, 0)
+    assert await messages(connection) == list(zip(ids, ["10", "9", "8"], strict=True))
+
+    again, merged, known = await receive(connection, ["7", "9", "10"])
+    assert (merged, known) == (0, 2)
+    assert again[1:] == [ids[1], ids[0]]
+    assert await messages(connection) == [
+        *zip(ids, ["10", "9", "8"], strict=True),
+        (again[0], "7"),
+    ]
+    assert (await receive(connection, ["10"], source="other"))[2] == 0
+    assert await receive(connection, []) == ([], 0, 0)
+    row = await connection.fetchrow("select * from messages.message order by id limit 1")
+    assert row is not None
+    assert (row["type"], row["headers"], row["key"]) == ("t", {"h": 1}, "k")
+
+
+async def test_a_dedup_key_that_is_taken_merges(connection: Connection) -> None:
+    standing = await value(connection, "publish", queue="default", message="first", dedup_key="d")
+    sent = ["1", "2", "3"]
+    ids, merged, known = await receive(connection, sent, dedup_keys=["d", None, "e"])
+    assert (merged, known) == (1, 0)
+    assert ids[0] == standing
+    assert [text for _, text in await messages(connection)] == ["first", "2", "3"]
+    assert await receive(connection, sent, dedup_keys=["d", None, "e"]) == (ids, 0, 3)
+
+
+async def test_nothing_is_received_of_what_has_a_mistake(connection: Connection) -> None:
+    with pytest.raises(QueueNotFoundError):
+        await receive(connection, ["1"], queue="absent")
+    with pytest.raises(InvalidArgumentError, match="there twice"):
+        await receive(connection, ["1", "1"])
+    with pytest.raises(InvalidArgumentError, match="same length"):
+        await receive(connection, ["1"], dedup_keys=["a", "b"])
+    with pytest.raises(InvalidArgumentError, match="source"):
+        await receive(connection, ["1"], source="")
+    assert (await receive(connection, ["1"]))[2] == 0
+
+
+async def test_a_batch_is_one_bell(connection: Connection, bells: Bells) -> None:
+    ids, _, _ = await receive(connection, ["1", "2", "3"])
+    assert [bell.payload for bell in await bells.heard()] == [f"default:{ids[0]}-{ids[2]}"]
+
+
+async def test_two_that_send_the_same_publish_it_once(
+    connection: Connection, connect: Connect
+) -> None:
+    other, watcher = await connect(), await connect()
+    transaction = connection.transaction()
+    await transaction.start()
+    ids, _, _ = await receive(connection, ["1", "2"])
+    second = asyncio.create_task(receive(other, ["2", "3"]))
+    await until_blocked(watcher, other)
+    await transaction.commit()
+    again, _, known = await second
+    assert (again[0], known) == (ids[1], 1)
+    assert [text for _, text in await messages(connection)] == ["1", "2", "3"]
+
+
+async def test_a_target_without_its_last_receipts_was_restored(connection: Connection) -> None:
+    await receive(connection, ["1", "2"])
+    await receive(connection, ["3"], after=["2"])
+    await connection.execute("delete from messages.relay_receipt where place = '3'")
+    with pytest.raises(LostReceiptsError, match="restored to an earlier state"):
+        await receive(connection, ["4"], after=["2", "3"])
+    assert (await receive(connection, ["4"], after=["2"]))[2] == 0
+
+
+async def test_a_relay_that_dies_uses_up_no_attempts(connection: Connection) -> None:
+    await publish(connection, 1)
+    await value(connection, "publish", queue="default", message=2, max_attempts=1)
+    for token in (1, 3):
+        rows = await relayed(connection)
+        assert [row["lock_token"] for row in rows] == [token] * 2
+        await connection.execute(
+            "update messages.message set lock_expires_at = now() - interval '1 s'"
+        )
+        assert await value(connection, "reap") == 2
+        await connection.execute(
+            "update messages.message set available_at = now(), state = 'waiting'"
+        )
+    assert not await connection.fetchval("select count(*) from messages.message_archive")
+    # The limit is the message's own again for whoever comes after the relay.
+    await connection.execute(
+        "update messages.message set attempts = 0; select messages.claim(quantity => 2)"
+    )
+    await connection.execute("update messages.message set lock_expires_at = now() - interval '1 s'")
+    await value(connection, "reap")
+    assert await connection.fetchval("select count(*) from messages.message_archive") == 2
+
+
+async def test_only_the_message_that_was_claimed_is_finished(connection: Connection) -> None:
+    """After a restore its id and its token may be those of another one."""
+    await publish(connection, 2)
+    first, second = await relayed(connection)
+    await connection.execute(
+        "update messages.message set created_at = created_at + interval '1 s' where id = $1",
+        second["id"],
+    )
+    assert await finish(connection, [first, second], "p") == [first["id"]]
+    (left,) = await connection.fetch("select id from messages.message")
+    assert left["id"] == second["id"]
+
+
+async def test_marks_are_kept_in_a_bounded_number(connection: Connection) -> None:
+    for number in range(30):
+        await finish(connection, [], str(number))
+    assert await finish(connection, [], None) == []
+    marks = "select messages.relay_marks('t', 's', $1)"
+    assert len(await connection.fetch(marks, timedelta(days=1))) == 30
+    await connection.execute(
+        "update messages.relay_mark set noted_at = noted_at - interval '2 minutes'"
+    )
+    await value(connection, "maintain")
+    left = {row[0] for row in await connection.fetch(marks, timedelta(days=1))}
+    assert left == {str(number) for number in range(10, 30)}
+    assert await connection.fetch(marks, timedelta(minutes=1)) == []
+    assert await value(connection, "relay_forget", target="t") == 20
+
+
+async def test_a_database_has_two_names(connection: Connection) -> None:
+    source = await value(connection, "relay_source")
+    target = await value(connection, "relay_target")
+    assert source != target
+    assert await value(connection, "relay_source") == source

@@ -1,0 +1,146 @@
+"""Running workers in this process, and waiting for what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from notifyq.errors import DatabaseUnavailableError
+from notifyq.telemetry import Event, WorkerStarted
+from support.database import session, until, value
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from notifyq import App, Worker
+    from support.database import Connection
+
+E = TypeVar("E", bound=Event)
+
+
+class Events:
+    """A sink that keeps all events and can be waited on."""
+
+    def __init__(self) -> None:
+        self.seen: list[Event] = []
+        self._news = asyncio.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.seen.append(event)
+        self._news.set()
+
+    def of(self, kind: type[E], /, **values: Any) -> list[E]:
+        """All events of a class so far whose fields have these values."""
+        return [
+            event
+            for event in self.seen
+            if isinstance(event, kind)
+            and all(getattr(event, name) == value for name, value in values.items())
+        ]
+
+    async def wait(
+        self, kind: type[E], least: int = 1, /, *, seconds: float = 20, **values: Any
+    ) -> list[E]:
+        """Wait until there are so many of them."""
+        async with asyncio.timeout(seconds):
+            while len(found := self.of(kind, **values)) < least:
+                self._news.clear()
+                await self._news.wait()
+        return found
+
+
+@asynccontextmanager
+async def working(
+    app: App, events: Events | None = None, *, seconds: float = 20, **settings: Any
+) -> AsyncIterator[Worker]:
+    """Run a worker that listens, and stop it at the end; polling comes too late to help it."""
+    events = events or Events()
+    worker = app.worker(sink=events, **{"poll": 60, "grace": 5, "upkeep": 60} | settings)
+    task = asyncio.create_task(app.work(worker))
+    started = asyncio.create_task(events.wait(WorkerStarted, worker=worker.name))
+    await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        started.cancel()
+        await asyncio.wait({started})
+        await task
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        async with asyncio.timeout(seconds):
+            await task
+
+
+async def persisting(app: App, queue: str, number: int) -> int:
+    """Publish until it is acknowledged, as a client would; the key makes that once."""
+    ids = []
+
+    async def is_acknowledged() -> bool:
+        with suppress(DatabaseUnavailableError):
+            ids.append(await app.publish(queue, number, dedup_key=f"{queue} {number}"))
+        return bool(ids)
+
+    await until(is_acknowledged, f"{number} is published into {queue}", 60)
+    return ids[0]
+
+
+def is_asleep(worker: Worker) -> bool:
+    """Whether a worker with a session sleeps until a bell rings: no look is owed any more.
+
+    Before that a transaction of anybody's may keep it waiting, with a look to come.
+    """
+    attendance = worker._attendance
+    promises = attendance._promises
+    has_tried = bool(promises.places or attendance._crowded)
+    return has_tried and promises.silence is None and not attendance.owes_look
+
+
+async def until_calm(claims: list[int], *workers: Worker) -> None:
+    """Wait until workers sleep, and for a while have claimed nothing: no look is to come."""
+
+    async def are_calm() -> bool:
+        before = len(claims)
+        await asyncio.sleep(0.3)
+        return all(map(is_asleep, workers)) and len(claims) == before
+
+    await until(are_calm, "the workers sleep")
+
+
+@contextmanager
+def reaping(dsn: str, *, pause: float = 0.02) -> Iterator[None]:
+    """Reap all the time, as an impatient pg_cron would; in a thread, as loops may be blocked."""
+    enough = threading.Event()
+
+    async def reap() -> None:
+        async with session(dsn) as connection:
+            while not enough.wait(pause):
+                await value(connection, "reap")
+
+    thread = threading.Thread(target=lambda: asyncio.run(reap()))
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+async def statuses(connection: Connection, queue: str | None = None) -> dict[str, int]:
+    """How many messages the archive has by status."""
+    rows = await connection.fetch(
+        "select status::text, count(*) from messages.message_archive "
+        "where $1::text is null or queue = $1 group by status",
+        queue,
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+async def doubles(connection: Connection) -> int:
+    """How many ids the archive has more than once."""
+    count: int = await connection.fetchval(
+        "select count(*) from "
+        "(select from messages.message_archive group by id having count(*) > 1) as d"
+    )
+    return count

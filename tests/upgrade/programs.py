@@ -1,0 +1,67 @@
+"""The command line of one package or another, with what it says in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cli.programs import environment
+from support.database import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+APP = """
+import notifyq
+
+app = notifyq.App()
+
+
+@app.handler("rolling")
+async def handle(number: int) -> int:
+    return number
+"""
+
+
+class Program:
+    """A command that was started from the sources of a package."""
+
+    def __init__(self, folder: Path, source: Path, dsn: str, *args: str) -> None:
+        self._log = folder / f"log-{source.parent.name}-{args[0]}"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "notifyq", *args],
+                cwd=folder,
+                env=environment(NOTIFYQ_DSN=dsn, PYTHONPATH=str(source)),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    async def says(self, text: str) -> None:
+        async def has_said() -> bool:
+            assert self.process.poll() in {None, 0}, self.said
+            return text in self.said
+
+        await until(has_said, f"{text!r} in {self.said!r}")
+
+    async def ended(self) -> int:
+        return await asyncio.to_thread(self.process.wait, 20)
+
+
+@contextmanager
+def running(folder: Path, source: Path, dsn: str, *args: str) -> Iterator[Program]:
+    program = Program(folder, source, dsn, *args)
+    try:
+        yield program
+    finally:
+        program.process.kill()
+        program.process.wait()

@@ -1,0 +1,74 @@
+"""Where positions count: what the upkeep notes, and what a position may look like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notifyq.errors import ForeignPositionError, InvalidArgumentError
+from support.database import value
+from upgrade.restore.readers import burn, dead_since, position
+
+if TYPE_CHECKING:
+    from support.database import Connection
+
+REACHED = "select reached::text::bigint from messages.origin"
+
+
+async def test_an_install_notes_its_server(connection: Connection) -> None:
+    rows = await connection.fetch(
+        "select o.epoch, o.timeline, o.system_identifier = s.system_identifier as is_this "
+        "from messages.origin as o, pg_control_system() as s"
+    )
+    assert [tuple(row) for row in rows] == [(1, 1, True)]
+    assert not await value(connection, "adopt")
+
+
+async def test_the_upkeep_notes_now_and_then_how_far_the_server_has_come(
+    connection: Connection,
+) -> None:
+    await value(connection, "maintain")
+    before = await connection.fetchval(REACHED)
+    await connection.execute("update messages.origin set noted_at = clock_timestamp()")
+    await burn(connection, 5)
+    await value(connection, "maintain")
+    assert await connection.fetchval(REACHED) == before
+    await connection.execute("update messages.origin set noted_at = now() - interval '10 seconds'")
+    await value(connection, "maintain")
+    after = await connection.fetchval(REACHED)
+    assert after > before + 5
+    assert await connection.fetchval("select count(*) from messages.origin") == 1
+
+
+async def test_a_position_of_another_server_is_refused(connection: Connection) -> None:
+    parts = (await position(connection)).partition(":")[2]
+    with pytest.raises(ForeignPositionError, match="of another server: of 1, and this is"):
+        await dead_since(connection, f"1:{parts}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "1:2:",
+        "1/1:2:",
+        "1:2:3:4/",
+        "1:2:3:4/1:2:x",
+        "1:2/1:2:",
+        "1:2:3:4/1:2:\n",
+        "a" * 10**5,
+    ],
+)
+async def test_what_is_no_position_is_refused(connection: Connection, text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="is not a position") as caught:
+        await dead_since(connection, text)
+    assert len(str(caught.value)) < 300
+
+
+async def test_a_snapshot_from_the_future_is_refused(connection: Connection) -> None:
+    with pytest.raises(ForeignPositionError, match="ahead of this server"):
+        await connection.execute(
+            "select messages.dead_since(seen => '9999999999:9999999999:'::pg_snapshot)"
+        )

@@ -1,0 +1,190 @@
+"""What the commands print, and scripts that do the same without Python."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+
+from notifyq import schema as migrate
+from notifyq.cli import schema
+from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.errors import SchemaMissingError, SchemaTooOldError
+from notifyq.server import debian_binaries
+from support.database import catalog_lines, session
+from upgrade.second import NEXT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOTE = "notifyq: pg_cron does not serve this database: the workers do the upkeep\n"
+
+
+def catalog(dsn: str) -> list[str]:
+    async def read() -> list[str]:
+        async with session(dsn) as connection:
+            return await catalog_lines(connection)
+
+    return asyncio.run(read())
+
+
+def noted(dsn: str) -> list[tuple[str, dict[str, int | None]]]:
+    async def read() -> list[tuple[str, dict[str, int | None]]]:
+        async with session(dsn) as connection:
+            rows = await connection.fetch("select * from messages.audit order by id")
+            return [(row["action"], row["details"]) for row in rows]
+
+    return asyncio.run(read())
+
+
+def place(dsn: str) -> str:
+    return dsn.rpartition("/")[2].partition("?")[0] + " on "
+
+
+def psql(dsn: str, text: str, path: Path) -> subprocess.CompletedProcess[str]:
+    binaries = debian_binaries()
+    program = shutil.which("psql") or (binaries and shutil.which("psql", path=str(binaries)))
+    if not program:
+        pytest.skip("there is no psql")
+    script = path / "script.sql"
+    script.write_text(text, encoding="utf-8")
+    return subprocess.run(
+        [program, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", str(script), dsn],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        # A terminal of long ago: the script must not depend on it.
+        env={"PGCLIENTENCODING": "LATIN1", "PATH": "/usr/bin:/bin"},
+    )
+
+
+def test_init_tells_what_it_did(empty_database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    schema.init(dsn=empty_database)
+    out, err = capsys.readouterr()
+    assert out.startswith(
+        f"schema messages version {SCHEMA_VERSION} installed in {place(empty_database)}"
+    )
+    assert err == NOTE
+    schema.init(dsn=empty_database)
+    out = capsys.readouterr().out
+    assert out.startswith(f"version {SCHEMA_VERSION} already installed in {place(empty_database)}")
+    assert out.endswith(", nothing changed\n")
+    assert noted(empty_database) == [("schema.init", {"before": None, "version": SCHEMA_VERSION})]
+
+
+def test_migrate_tells_what_it_did(
+    filled: str, second_package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema.migrate(dsn=filled)
+    out, err = capsys.readouterr()
+    upgraded = (
+        f"schema messages upgraded from version {SCHEMA_VERSION} to {NEXT} in {place(filled)}"
+    )
+    assert out.startswith(upgraded)
+    assert err == NOTE
+    schema.migrate(dsn=filled, as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["before"], report["version"]) == (NEXT, NEXT)
+    assert report["is_changed"] is False
+    assert report["notices"] == [NOTE.removeprefix("notifyq: ").strip()]
+    assert report["files"] == [str(path) for path in migrate.plan(NEXT)]
+    assert noted(filled) == [("schema.migrate", {"before": SCHEMA_VERSION, "version": NEXT})]
+
+
+def test_init_over_an_older_version_asks_for_an_upgrade(
+    filled: str, second_package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SchemaTooOldError, match="run `notifyq migrate`"):
+        schema.init(dsn=filled)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_dry_run_lists_files_and_changes_nothing(
+    filled: str, second_package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = catalog(filled)
+    files = [str(path) for path in migrate.plan(SCHEMA_VERSION)]
+    schema.migrate(dsn=filled, dry_run=True)
+    assert capsys.readouterr().out.splitlines() == files
+    schema.migrate(dsn=filled, dry_run=True, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"before": SCHEMA_VERSION, "files": files}
+    assert catalog(filled) == before
+
+
+def test_a_script_upgrades_once(
+    filled: str,
+    empty_database: str,
+    second_package: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    schema.init(dsn=empty_database)
+    capsys.readouterr()
+    before = catalog(filled)
+    schema.migrate(dsn=filled, sql=True)
+    text = capsys.readouterr().out
+    assert catalog(filled) == before
+    done = psql(filled, text, tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert catalog(filled) == catalog(empty_database)
+    again = psql(filled, text, tmp_path)
+    assert again.returncode == 3
+    refused = f"this script starts from version {SCHEMA_VERSION}, but version {NEXT} is installed"
+    assert refused in again.stderr
+    # The next script renews the code of the same version.
+    assert psql(filled, migrate.script(NEXT), tmp_path).returncode == 0
+    assert catalog(filled) == catalog(empty_database)
+
+
+def test_a_script_installs(
+    empty_database: str, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema.init(sql=True)
+    text = capsys.readouterr().out
+    done = psql(empty_database, text, tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert catalog(empty_database) == catalog(database)
+    again = psql(empty_database, text, tmp_path)
+    refused = f"this script starts from nothing, but version {SCHEMA_VERSION} is installed"
+    assert refused in again.stderr
+
+
+async def test_a_script_runs_through_any_driver(
+    filled: str, empty_database: str, second: Path
+) -> None:
+    async with session(filled) as upgraded, session(empty_database) as fresh:
+        await upgraded.execute(migrate.script(SCHEMA_VERSION, second))
+        await migrate.install(fresh, second)
+        assert await catalog_lines(upgraded) == await catalog_lines(fresh)
+
+
+def test_a_script_that_fails_changes_nothing(filled: str, second: Path, tmp_path: Path) -> None:
+    (second / f"migrations/{NEXT + 1:04}_broken.sql").write_text(
+        "-- breaking: no\n-- needs: owner\n\nselect 1 / 0;\n"
+    )
+    before = catalog(filled)
+    assert (
+        "division by zero" in psql(filled, migrate.script(SCHEMA_VERSION, second), tmp_path).stderr
+    )
+    assert catalog(filled) == before
+
+
+def test_a_preview_needs_a_schema(empty_database: str) -> None:
+    for options in ({"sql": True}, {"dry_run": True}):
+        with pytest.raises(SchemaMissingError, match="run `notifyq init`"):
+            schema.migrate(dsn=empty_database, **options)
+
+
+def test_a_script_is_not_json() -> None:
+    with pytest.raises(typer.BadParameter):
+        schema.migrate(sql=True, as_json=True)
+    with pytest.raises(typer.BadParameter):
+        schema.migrate(sql=True, dry_run=True)
+    with pytest.raises(typer.BadParameter):
+        schema.init(sql=True, as_json=True)

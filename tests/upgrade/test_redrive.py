@@ -1,0 +1,206 @@
+"""Redrive: dead messages are published again, each once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notifyq.errors import InvalidArgumentError, QueueNotFoundError
+from support.database import until_blocked
+
+if TYPE_CHECKING:
+    from support.database import Connect, Connection
+
+RETRY = "select array_agg(r) from messages.dead_retry(variadic $1::bigint[]) as r"
+
+
+async def kill(connection: Connection, count: int = 1, queue: str = "default") -> list[int]:
+    """Publish messages and let them fail; return their ids."""
+    published = await connection.fetch(
+        "select messages.publish($1, to_jsonb(n), 7, type => 't', headers => '{\"h\": 1}', "
+        "dedup_key => 'k' || n) as id from generate_series(1, $2::integer) as n",
+        queue,
+        count,
+    )
+    ids = [row["id"] for row in published]
+    await connection.execute(
+        "select messages.finish(c.id, c.lock_token, 'failed') from messages.claim($1, $2) as c",
+        [queue],
+        count,
+    )
+    return ids
+
+
+async def test_a_dead_message_is_published_again_as_a_new_one(connection: Connection) -> None:
+    dead = await kill(connection, 2)
+    kept = await connection.fetch("select * from messages.message_archive order by id")
+    # A live message with the key is no hindrance.
+    await connection.execute("select messages.publish('default', '0', dedup_key => 'k1')")
+    new = await connection.fetchval(RETRY, [*reversed(dead), dead[0], 4711])
+    again = await connection.fetch("select * from messages.message where id = any ($1)", new)
+    for row, number in zip(sorted(again, key=lambda row: int(row["id"])), (1, 2), strict=True):
+        assert (row["queue"], row["message"], row["priority"], row["type"]) == (
+            "default",
+            number,
+            7,
+            "t",
+        )
+        assert (row["headers"], row["attempts"], row["dedup_key"]) == ({"h": 1}, 0, None)
+        assert row["state"] == "waiting"
+        assert row["id"] not in dead
+    assert await connection.fetch("select * from messages.message_archive order by id") == kept
+    assert await connection.fetchval("select messages.dead_count()") == 0
+    assert await connection.fetch("select * from messages.dead_list()") == []
+    assert await connection.fetchval("select count(*) from messages.dead_message") == 2
+
+
+async def test_a_message_is_published_again_once(connection: Connection) -> None:
+    dead = await kill(connection)
+    assert len(await connection.fetchval(RETRY, dead)) == 1
+    assert await connection.fetchval(RETRY, dead) is None
+
+
+async def test_what_dies_again_is_published_again(connection: Connection) -> None:
+    dead = await kill(connection)
+    (new,) = await connection.fetchval(RETRY, dead)
+    await connection.execute(
+        "select messages.finish(c.id, c.lock_token, 'failed') from messages.claim() as c"
+    )
+    listed = await connection.fetch("select id from messages.dead_list()")
+    assert [row["id"] for row in listed] == [new]
+    assert await connection.fetchval("select messages.redrive()") == 1
+
+
+async def test_messages_that_succeeded_are_not_published_again(connection: Connection) -> None:
+    taken = await connection.fetchval(
+        "with p as (select messages.publish('default', '1') as id) select id from p"
+    )
+    await connection.execute("select messages.take('default')")
+    assert await connection.fetchval(RETRY, [taken]) is None
+
+
+async def test_two_sessions_publish_a_dead_message_once(connect: Connect) -> None:
+    one, two, observer = await connect(), await connect(), await connect()
+    dead = await kill(one, 20)
+    begun = one.transaction()
+    await begun.start()
+    new: list[Any] = [await one.fetchval(RETRY, dead[:10])]
+    waiting = asyncio.create_task(two.fetchval(RETRY, list(reversed(dead))))
+    await until_blocked(observer, two)
+    await begun.commit()
+    new.append(await waiting)
+    assert [len(ids) for ids in new] == [10, 10]
+    assert await one.fetchval("select count(*) from messages.message") == 20
+    assert await one.fetchval("select messages.dead_count()") == 0
+
+
+async def test_a_retry_takes_over_when_another_is_rolled_back(connect: Connect) -> None:
+    one, two, observer = await connect(), await connect(), await connect()
+    dead = await kill(one, 3)
+    begun = one.transaction()
+    await begun.start()
+    await one.fetchval(RETRY, dead)
+    waiting = asyncio.create_task(two.fetchval(RETRY, dead))
+    await until_blocked(observer, two)
+    await begun.rollback()
+    assert len(await waiting) == 3
+
+
+async def test_two_redrives_share_the_work(connect: Connect) -> None:
+    one, two, observer = await connect(), await connect(), await connect()
+    await kill(one, 5)
+    begun = one.transaction()
+    await begun.start()
+    assert await one.fetchval("select messages.redrive(quantity => 3)") == 3
+    waiting = asyncio.create_task(two.fetchval("select messages.redrive(quantity => 3)"))
+    await until_blocked(observer, two)
+    await begun.commit()
+    assert await waiting == 2
+
+
+async def test_a_redrive_takes_the_oldest_that_fit(connection: Connection) -> None:
+    await connection.execute("select messages.create_queue('other')")
+    first = await kill(connection, 3)
+    other = await kill(connection, 2, "other")
+    await connection.execute("insert into messages.message (message) values ('0')")
+    await connection.execute("select messages.cancel(max(id)) from messages.message")
+    middle = await connection.fetchval(
+        "select archived_at from messages.message_archive where id = $1", other[0]
+    )
+    redriven = "select array_agg(archive_id order by archive_id) from messages.redrive"
+
+    async def redrive(arguments: str, *values: object) -> int:
+        count: int = await connection.fetchval(f"select messages.redrive({arguments})", *values)
+        return count
+
+    assert await redrive("quantity => 2") == 2
+    assert await connection.fetchval(redriven) == first[:2]
+    assert await redrive("until => $1", middle) == 1
+    assert await redrive("'default', 'failed'") == 0
+    assert await redrive("'default', 'rejected', since => $1", middle) == 1
+    assert await redrive("'other', since => $1", middle) == 2
+    assert await redrive("") == 0
+
+
+async def test_messages_of_a_dropped_queue_stop_no_others(connection: Connection) -> None:
+    await connection.execute("select messages.create_queue('gone')")
+    gone = await kill(connection, 1, "gone")
+    await kill(connection, 1)
+    await connection.execute("select messages.drop_queue('gone')")
+    assert await connection.fetchval("select messages.redrive()") == 1
+    with pytest.raises(QueueNotFoundError):
+        await connection.fetchval(RETRY, gone)
+    with pytest.raises(QueueNotFoundError):
+        await connection.fetchval("select messages.redrive('gone')")
+    assert await connection.fetchval("select messages.dead_count()") == 1
+
+
+async def test_a_redrive_of_successes_is_refused(connection: Connection) -> None:
+    with pytest.raises(InvalidArgumentError, match="status must not be success"):
+        await connection.fetchval("select messages.redrive(status => 'success')")
+    with pytest.raises(InvalidArgumentError, match="quantity must be between"):
+        await connection.fetchval("select messages.redrive(quantity => 0)")
+
+
+async def test_a_record_goes_with_its_dead_message(connection: Connection) -> None:
+    dead = await kill(connection, 3)
+    await connection.fetchval(RETRY, dead[:2])
+    deleted = await connection.fetchval("select messages.dead_delete(variadic $1)", dead[1:])
+    assert deleted == 2
+    kept = await connection.fetch("select archive_id from messages.redrive")
+    assert [row["archive_id"] for row in kept] == dead[:1]
+
+
+async def test_a_record_goes_with_the_day_of_its_dead_message(connection: Connection) -> None:
+    dead = await kill(connection, 2)
+    await connection.execute(
+        "with moved as (delete from messages.message_archive where id = $1 returning *) "
+        "insert into messages.message_archive (id, created_at, available_at, locked_at, "
+        "archived_at, lock_token, xid, priority, attempts, status, queue, message, headers) "
+        "select id, created_at, available_at, locked_at, archived_at - interval '40 days', "
+        "lock_token, xid, priority, attempts, status, queue, message, headers from moved",
+        dead[0],
+    )
+    await connection.fetchval(RETRY, dead)
+    await connection.execute("select messages.maintain()")
+    kept = await connection.fetch("select archive_id from messages.redrive")
+    assert [row["archive_id"] for row in kept] == dead[1:]
+
+
+async def test_only_admins_redrive_and_readers_see_it(connection: Connection) -> None:
+    rights = await connection.fetch(
+        "select r, has_function_privilege(r, 'messages.dead_retry(bigint[])', 'execute') as one, "
+        "has_function_privilege(r, 'messages.redrive(text, messages.message_status, timestamptz, "
+        "timestamptz, integer, text)', 'execute') as slice, "
+        "has_table_privilege(r, 'messages.redrive', 'select') as seen "
+        "from unnest(array['notifyq_publisher', 'notifyq_worker', 'notifyq_reader', "
+        "'notifyq_admin']) as r"
+    )
+    assert [tuple(row.values()) for row in rights] == [
+        ("notifyq_publisher", False, False, False),
+        ("notifyq_worker", False, False, False),
+        ("notifyq_reader", False, False, True),
+        ("notifyq_admin", True, True, True),
+    ]

@@ -1,0 +1,404 @@
+"""Upgrades to a second version that only the tests have, with messages in the database."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from notifyq import schema
+from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.errors import (
+    AccessDeniedError,
+    OutdatedSchemaError,
+    SchemaError,
+    SchemaTooNewError,
+    SchemaTooOldError,
+)
+from notifyq.schema.files import BEGIN, init_files
+from support.database import Connection, catalog_lines, install, session, terminate, until_blocked
+from upgrade.packages import RELEASED
+from upgrade.second import GONE, NEXT, RENEWED, set_version
+
+CLAIM = "select * from messages.claim($1, 10, worker => 'w')"
+LOCK = "select pg_advisory_lock(7305427003)"
+
+BROKEN = NEXT + 1
+
+
+async def catalog(dsn: str) -> list[str]:
+    async with session(dsn) as connection:
+        return await catalog_lines(connection)
+
+
+async def rows(connection: Connection) -> dict[str, list[Any]]:
+    return {
+        table: [
+            row[0]
+            for row in await connection.fetch(
+                f"select to_jsonb(t) from messages.{table} as t order by 1"
+            )
+        ]
+        for table in ("queue", "message", "message_archive", "event")
+    }
+
+
+async def versions(connection: Connection) -> list[int]:
+    found = await connection.fetch("select version from messages.schema_version order by 1")
+    return [row["version"] for row in found]
+
+
+@pytest.mark.parametrize(
+    "folder", [None, *RELEASED], ids=lambda folder: folder.name if folder else "second"
+)
+async def test_an_upgraded_database_equals_a_fresh_one(
+    empty_database: str, second: Path, folder: Path | None
+) -> None:
+    """From this version to the second one, and from each released version to this one."""
+    target = None if folder else second
+    async with session(empty_database) as connection:
+        before = await schema.install(connection, folder)
+        old = await catalog_lines(connection)
+        report = await schema.upgrade(connection, target)
+        upgraded = await catalog_lines(connection)
+        assert (report.before, report.is_changed) == (before.version, True)
+        await connection.execute("drop schema messages cascade")
+        assert (await schema.install(connection, target)).version == report.version
+        assert old != upgraded
+        assert await catalog_lines(connection) == upgraded
+
+
+async def test_a_function_that_is_gone_leaves_no_trace(filled: str, second: Path) -> None:
+    async with session(filled) as connection:
+        names = [GONE.partition("(")[0], *RENEWED]
+        traces = [
+            [line for line in await catalog_lines(connection) if f" {name}(" in line]
+            for name in names
+        ]
+        assert all(len(found) > 1 for found in traces), "functions with grants"
+        await schema.upgrade(connection, second)
+        lines = await catalog_lines(connection)
+        assert not [line for line in lines if f" {names[0]}(" in line]
+        for name in RENEWED:
+            [function] = [line for line in lines if line.startswith(f"function {name}(")]
+            signature = function.removeprefix("function ").partition(": owner")[0]
+            assert signature.endswith(",text)")
+            granted = [line for line in lines if line.startswith(f"grant {name}(")]
+            assert granted
+            assert all(line.startswith(f"grant {signature}:") for line in granted)
+
+
+async def test_the_comparison_finds_a_function_that_a_migration_forgets(
+    filled: str, empty_database: str, second: Path
+) -> None:
+    [path] = (second / "migrations").glob("*.sql")
+    path.write_text(path.read_text().replace(f"drop function {GONE},", "drop function"))
+    async with session(filled) as connection:
+        await schema.upgrade(connection, second)
+    async with session(empty_database) as connection:
+        await schema.install(connection, second)
+    left = set(await catalog(filled)) - set(await catalog(empty_database))
+    assert left
+    assert all(GONE in line for line in left)
+
+
+async def test_an_upgrade_keeps_every_row(full: str, second: Path) -> None:
+    async with session(full) as connection:
+        before = await rows(connection)
+        assert {key: len(found) for key, found in before.items()} == {
+            "queue": 4,
+            "message": 6,
+            "message_archive": 4,
+            "event": 2,
+        }
+        await schema.upgrade(connection, second)
+        after = await rows(connection)
+        for table, found in before.items():
+            known = [
+                {key: new[key] for key in old} for old, new in zip(found, after[table], strict=True)
+            ]
+            assert known == found
+
+
+async def test_old_rows_are_converted_and_new_ones_checked(full: str, second: Path) -> None:
+    async with session(full) as connection:
+        await schema.upgrade(connection, second)
+        found = await connection.fetch(
+            "select q.label = upper(q.name) and q.patience = q.retention / 2 "
+            "and exists (select from messages.label as l where l.name = q.label) "
+            "from messages.queue as q"
+        )
+        assert [row[0] for row in found] == [True] * 4
+        # The bounds of durations hold for a column that came later.
+        with pytest.raises(asyncpg.CheckViolationError, match="queue_durations_ck"):
+            await connection.execute("update messages.queue set patience = '2000 years'")
+
+
+async def test_messages_go_on_after_an_upgrade(full: str, second: Path) -> None:
+    async with session(full) as connection:
+        held = await connection.fetchrow("select * from messages.message where state = 'locked'")
+        assert held is not None
+        await schema.upgrade(connection, second)
+        # A worker that claimed before the upgrade finishes after it.
+        finish = "select messages.finish($1, $2)"
+        assert await connection.fetchval(finish, held["id"], held["lock_token"])
+        await connection.execute("insert into messages.message (message) values ('[\"new\"]')")
+        claimed = await connection.fetch(CLAIM, None)
+        said = [row["message"] for row in claimed]
+        assert sorted(said, key=str) == sorted([{"bill": 2}, ["new"], "quick"], key=str)
+        for row in claimed:
+            assert await connection.fetchval(finish, row["id"], row["lock_token"])
+        # Those that died before can be published again.
+        assert await connection.fetchval("select messages.redrive()") == 3
+        again = await connection.fetch(CLAIM, ["default"])
+        assert [row["message"] for row in again] == [2, 3, 4]
+
+
+async def test_a_second_upgrade_finds_nothing_to_do(filled: str, second: Path) -> None:
+    async with session(filled) as connection:
+        await schema.upgrade(connection, second)
+        before = await catalog_lines(connection)
+        report = await schema.upgrade(connection, second)
+        assert (report.before, report.version, report.is_changed) == (
+            NEXT,
+            NEXT,
+            False,
+        )
+        assert await versions(connection) == [SCHEMA_VERSION, NEXT]
+        assert await catalog_lines(connection) == before
+
+
+async def test_an_upgrade_renews_functions_of_the_same_version(filled: str, second: Path) -> None:
+    async with session(filled) as connection:
+        await schema.upgrade(connection, second)
+        before = await catalog_lines(connection)
+        await connection.execute("drop function messages.dead_count(text, text, text)")
+        report = await schema.upgrade(connection, second)
+        assert (report.before, report.version, report.is_changed) == (
+            NEXT,
+            NEXT,
+            True,
+        )
+        assert await catalog_lines(connection) == before
+
+
+async def test_of_two_upgrades_at_once_one_waits_and_finds_nothing_to_do(
+    filled: str, second: Path
+) -> None:
+    async with (
+        session(filled) as holder,
+        session(filled) as one,
+        session(filled) as two,
+        asyncio.TaskGroup() as group,
+    ):
+        await holder.execute(LOCK)
+        for each in (one, two):
+            # Its snapshot would be from before the wait.
+            await each.execute("set default_transaction_isolation = 'serializable'")
+        upgrades = [group.create_task(schema.upgrade(each, second)) for each in (one, two)]
+        await until_blocked(holder, one, two)
+        await holder.execute("select pg_advisory_unlock_all()")
+        reports = [await upgrade for upgrade in upgrades]
+    assert sorted((r.before, r.version, r.is_changed) for r in reports) == [
+        (SCHEMA_VERSION, NEXT, True),
+        (NEXT, NEXT, False),
+    ]
+
+
+async def test_an_upgrade_gives_way_and_tries_again(
+    filled: str, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notifyq.schema.BEGIN", BEGIN + "set local lock_timeout = '50ms';")
+    monkeypatch.setattr(schema, "_PAUSES", (0.01,) * 1000)
+    async with session(filled) as user, session(filled) as other, session(filled) as one:
+        begun = user.transaction()
+        await begun.start()
+        await user.execute("insert into messages.message (message) values ('1')")
+        upgrade = asyncio.create_task(schema.upgrade(one, second))
+        await until_blocked(other, one)
+        # The queues go on meanwhile: what waits behind the upgrade waits for a moment only.
+        await other.execute("insert into messages.message (message) values ('2')")
+        assert not upgrade.done()
+        await begun.commit()
+        assert (await upgrade).version == NEXT
+
+
+async def test_in_a_circle_of_locks_the_upgrade_gives_way_and_not_the_publisher(
+    filled: str,
+    second: Path,
+) -> None:
+    async with session(filled) as user, session(filled) as other, session(filled) as one:
+        # As if it had waited before the upgrade did: who has waited longest looks first.
+        await user.execute("set deadlock_timeout = '700ms'")
+        begun = user.transaction()
+        await begun.start()
+        await user.execute("lock table messages.message in row exclusive mode")
+        upgrade = asyncio.create_task(schema.upgrade(one, second))
+        await until_blocked(other, one)
+        # The upgrade has the table of queues by now.
+        await user.fetch("select from messages.queue")
+        await begun.commit()
+        assert (await upgrade).version == NEXT
+
+
+async def test_an_upgrade_ends_where_a_transaction_does_not(
+    filled: str, second: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notifyq.schema.BEGIN", BEGIN + "set local lock_timeout = '20ms';")
+    monkeypatch.setattr(schema, "_PAUSES", (0.01,))
+    async with session(filled) as user, session(filled) as connection:
+        async with user.transaction():
+            await user.execute("insert into messages.message (message) values ('1')")
+            with pytest.raises(SchemaError, match="a long transaction uses the tables"):
+                await schema.upgrade(connection, second)
+        assert await versions(connection) == [SCHEMA_VERSION]
+        assert await connection.fetchval("select messages.version()") == SCHEMA_VERSION
+
+
+async def test_a_migration_that_fails_takes_all_others_back(filled: str, second: Path) -> None:
+    broken = second / f"migrations/{BROKEN:04}_broken.sql"
+    broken.write_text(
+        "-- breaking: no\n-- needs: owner\n\n"
+        "create table messages.half (id bigint);\ninsert into messages.nowhere values (1);\n"
+    )
+    before = await catalog(filled)
+    async with session(filled) as connection:
+        with pytest.raises(
+            SchemaError,
+            match=(
+                rf"^migrations/{BROKEN:04}_broken.sql, line 5: "
+                'relation "messages.nowhere" does not exist; '
+                "nothing"
+            ),
+        ):
+            await schema.upgrade(connection, second)
+        assert await versions(connection) == [SCHEMA_VERSION]
+        assert await catalog_lines(connection) == before
+        # The connection is as good as before.
+        broken.unlink()
+        assert (await schema.upgrade(connection, second)).version == NEXT
+
+
+async def test_each_migration_is_recorded(filled: str, second: Path) -> None:
+    (second / f"migrations/{BROKEN:04}_more.sql").write_text(
+        "-- breaking: no\n-- needs: owner\n\ncreate table messages.more (id bigint);\n"
+        "select pg_sleep(0.2);\n"
+        f"do $$ begin assert {NEXT} = "
+        "(select max(version) from messages.schema_version); end; $$;\n"
+    )
+    set_version(second, BROKEN)
+    async with session(filled) as connection:
+        await connection.execute("set statement_timeout = '100ms'")
+        assert (await schema.upgrade(connection, second)).version == BROKEN
+        assert await versions(connection) == [SCHEMA_VERSION, NEXT, BROKEN]
+
+
+async def test_a_migration_that_needs_a_superuser_says_so(
+    empty_database: str, second: Path, role: str
+) -> None:
+    (second / f"migrations/{BROKEN:04}_power.sql").write_text(
+        "-- breaking: no\n-- needs: superuser\n"
+    )
+    async with session(empty_database) as connection:
+        await schema.install(connection)
+        await connection.execute(f"alter schema messages owner to {role}; set role {role}")
+        await connection.execute("reset role")
+        await connection.execute(f"grant select on messages.schema_version to {role}")
+        await connection.execute(f"set role {role}")
+        with pytest.raises(
+            AccessDeniedError, match=f"{BROKEN:04}_power.sql needs a superuser, and {role}"
+        ):
+            await schema.upgrade(connection, second)
+        await connection.execute("reset role")
+
+
+async def test_what_a_superuser_adds_becomes_the_owners(
+    empty_database: str, second: Path, role: str
+) -> None:
+    (second / f"migrations/{BROKEN:04}_more.sql").write_text(
+        "-- breaking: no\n-- needs: superuser\n\n"
+        "create type messages.shade as enum ('a'); create type messages.pair as (one int);\n"
+        "create view messages.seen as select 1 as one;\n"
+        "create procedure messages.proceed() language sql as 'select 1';\n"
+    )
+    set_version(second, BROKEN)
+    async with session(empty_database) as connection:
+        await connection.execute(f"create schema messages authorization {role}")
+        name = await connection.fetchval("select current_database()")
+        await connection.execute(f"grant create on database {name} to {role}; set role {role}")
+        await schema.install(connection)
+        # A better match than the system's, in a schema where the superuser's session looks.
+        await connection.execute(
+            "create schema trap; grant usage on schema trap to public; "
+            "create function trap.format(text, regprocedure, regrole) returns text "
+            "language plpgsql as $$ begin raise exception 'trapped'; end; $$"
+        )
+        await connection.execute("reset role; set search_path = trap, public")
+        await schema.upgrade(connection, second)
+        owners = await connection.fetch(
+            "select distinct owner::regrole::text from (select relowner from pg_class "
+            "where relnamespace = 'messages'::regnamespace union all select proowner from pg_proc "
+            "where pronamespace = 'messages'::regnamespace union all select typowner from pg_type "
+            "where typnamespace = 'messages'::regnamespace) as o (owner)"
+        )
+        assert [row["owner"] for row in owners] == [role]
+        # Functions that were there before, and are the role's, read the new table.
+        assert await connection.fetch("select * from messages.dead_list()") == []
+        await connection.execute(f"set role {role}")
+        assert not (await schema.upgrade(connection, second)).is_changed
+        await connection.execute("reset role")
+
+
+async def test_an_upgrade_that_was_cut_off_is_run_again(filled: str, second: Path) -> None:
+    path = second / f"migrations/{NEXT:04}_labels.sql"
+    whole = path.read_text()
+    path.write_text(whole + "select pg_advisory_xact_lock(4711);\n")
+    before = await catalog(filled)
+    async with session(filled) as holder, session(filled) as victim:
+        await holder.execute("select pg_advisory_lock(4711)")
+        upgrade = asyncio.create_task(schema.upgrade(victim, second))
+        await until_blocked(holder, victim)
+        await terminate(holder, victim)
+        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+            await upgrade
+        assert await versions(holder) == [SCHEMA_VERSION]
+        assert await catalog_lines(holder) == before
+        await holder.execute("select pg_advisory_unlock_all()")
+        assert (await schema.upgrade(holder, second)).before == SCHEMA_VERSION
+        assert await versions(holder) == [SCHEMA_VERSION, NEXT]
+
+
+async def test_an_install_over_an_older_version_asks_for_an_upgrade(
+    filled: str, second: Path
+) -> None:
+    before = await catalog(filled)
+    async with session(filled) as connection:
+        with pytest.raises(
+            SchemaTooOldError,
+            match=(
+                f"^version {SCHEMA_VERSION} is installed, this notifyq needs {NEXT}: "
+                "run `notifyq migrate`$"
+            ),
+        ):
+            await schema.install(connection, second)
+        with pytest.raises(OutdatedSchemaError, match=f"version {SCHEMA_VERSION} of the schema is"):
+            await install(connection, init_files(second))
+    async with session(filled) as connection:
+        assert await versions(connection) == [SCHEMA_VERSION]
+        await connection.execute("select messages.dead_count()")
+    assert len(await catalog(filled)) == len(before)
+
+
+async def test_a_later_version_is_left_alone(database: str) -> None:
+    async with session(database) as connection:
+        await connection.execute("insert into messages.schema_version values (99)")
+        before = await catalog_lines(connection)
+        for action in (schema.install, schema.upgrade):
+            with pytest.raises(SchemaTooNewError, match="version 99 is installed"):
+                await action(connection)
+        with pytest.raises(OutdatedSchemaError, match="version 99 of the schema"):
+            await install(connection)
+        assert await catalog_lines(connection) == before

@@ -1,0 +1,202 @@
+"""Workers that share the places of a subscription: each has its part, also who comes later."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from notifyq import App
+from notifyq.database import advisory_locks
+from notifyq.telemetry import BatchFinished, SubscriptionLeft, SubscriptionTaken
+from support.database import until
+from support.running import Events, working
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from support.database import Connect
+
+MEMBERS = 4
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have workers try and look more often."""
+    monkeypatch.setattr("notifyq.worker.streams.assignment._TRY_EVERY", 0.1)
+    monkeypatch.setattr("notifyq.worker.streams.rebalance._LOOK_EVERY", 0.3)
+    monkeypatch.setattr("notifyq.worker.streams.rebalance._NO_HURRY", 0.4)
+
+
+@pytest.fixture
+async def apps(database: str) -> AsyncIterator[list[App]]:
+    """Give three apps whose subscribers share one subscription, and note nothing."""
+    apps = [App(database) for _ in range(3)]
+    for app in apps:
+
+        @app.subscriber("s", "shared", members=MEMBERS, quantity=1)
+        async def handle(_event: int) -> None:
+            return
+
+    await apps[0].streams.create("s")
+    yield apps
+    for app in apps:
+        await app.close()
+
+
+def held(events: Events) -> int:
+    return len(events.of(SubscriptionTaken)) - len(events.of(SubscriptionLeft))
+
+
+async def until_held(*expected: tuple[Events, int]) -> None:
+    async def is_so() -> bool:
+        return all(held(events) == places for events, places in expected)
+
+    await until(is_so, f"workers have {[places for _, places in expected]} places", 20)
+
+
+async def test_who_comes_later_gets_a_share_and_who_stays_gets_it_back(apps: list[App]) -> None:
+    first, second, third = Events(), Events(), Events()
+    async with working(apps[0], first):
+        await until_held((first, 4))
+        async with working(apps[1], second):
+            await until_held((first, 2), (second, 2))
+            async with working(apps[2], third):
+                await third.wait(SubscriptionTaken)
+            await until_held((first, 2), (second, 2), (third, 0))
+        await until_held((first, 4))
+        await apps[0].publish_many("s", list(range(20)))
+        await first.wait(BatchFinished, 20)
+
+
+async def test_even_shares_stay_as_they_are(apps: list[App]) -> None:
+    first, second, third = Events(), Events(), Events()
+    everybody = (first, second, third)
+    async with working(apps[0], first), working(apps[1], second), working(apps[2], third):
+
+        async def are_even() -> bool:
+            return sorted(map(held, everybody)) == [1, 1, 2]
+
+        await until(are_even, "nobody has two more than another", 20)
+        before = [len(events.of(SubscriptionLeft)) for events in everybody]
+        await asyncio.sleep(2)  # a few looks of each
+        assert [len(events.of(SubscriptionLeft)) for events in everybody] == before
+
+
+async def test_workers_that_know_of_different_numbers_of_places_stay_as_they_are(
+    database: str,
+) -> None:
+    """As during a deployment; who knows of two places sees those of who knows of four."""
+    apps = [App(database) for _ in range(2)]
+    for app, members in zip(apps, (2, 4), strict=True):
+
+        @app.subscriber("s", "shared", members=members)
+        async def handle(_event: int) -> None:
+            return
+
+    await apps[0].streams.create("s")
+    old, new = Events(), Events()
+    async with working(apps[0], old):
+        await until_held((old, 2))
+        async with working(apps[1], new):
+            await until_held((old, 2), (new, 2))
+            before = len(old.of(SubscriptionLeft)) + len(new.of(SubscriptionLeft))
+            await asyncio.sleep(2)  # a few looks of each
+            assert len(old.of(SubscriptionLeft)) + len(new.of(SubscriptionLeft)) == before
+    for app in apps:
+        await app.close()
+
+
+async def test_of_many_places_the_one_that_is_free_is_found_at_once(
+    database: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notifyq.worker.streams.assignment._TRY_EVERY", 60)
+    app = App(database)
+
+    @app.subscriber("s", "shared", members=64)
+    async def handle(_event: int) -> None:
+        return
+
+    await app.streams.create("s")
+    names = [f"1:s:shared:{number}" for number in range(1, 65) if number != 40]
+    assert all(await (await connect()).fetchval(advisory_locks.LEAD, names))
+    events = Events()
+    async with working(app, events):
+        assert [it.member for it in await events.wait(SubscriptionTaken, seconds=10)] == [40]
+    await app.close()
+
+
+async def test_a_place_is_left_when_its_batch_is_done(database: str) -> None:
+    is_held = asyncio.Event()
+    app, other = App(database), App(database)
+
+    @app.subscriber("s", "shared", members=2, quantity=1)
+    async def handle(_event: int) -> None:
+        await is_held.wait()
+
+    @other.subscriber("s", "shared", members=2, quantity=1)
+    async def note(_event: int) -> None:
+        return
+
+    await app.streams.create("s")
+    first, second = Events(), Events()
+    async with working(app, first):
+        await until_held((first, 2))
+        await app.publish_many("s", [1, 2])
+
+        async def are_open() -> bool:
+            info = await app.streams.subscriptions("s", "shared")
+            return info[0].members == 2
+
+        await until(are_open, "both places have a batch")
+        async with working(other, second):
+            await asyncio.sleep(1)  # a few looks of the first
+            assert (held(first), held(second)) == (2, 0)
+            is_held.set()
+            await until_held((first, 1), (second, 1))
+        assert len(first.of(BatchFinished)) == 2
+        assert len(first.of(SubscriptionLeft)) == 1  # it was not taken back at once
+    await app.close()
+    await other.close()
+
+
+async def test_where_nobody_takes_what_is_left_it_is_left_ever_more_seldom(
+    apps: list[App], connect: Connect
+) -> None:
+    stuck = await connect()
+    name = "1:s:shared:0"
+    events = Events()
+    began = time.monotonic()
+    async with working(apps[0], events):
+        await until_held((events, 4))
+        await stuck.fetchval(
+            "select pg_advisory_lock_shared(hashtextextended($1, 7305427006))::text", name
+        )
+        left = await events.wait(SubscriptionLeft, 4)
+        # After 0.3 s at least, then twice that, and so on.
+        assert time.monotonic() - began > 0.8 * (0.6 + 1.2 + 2.4)
+        assert len(left) == 4
+        await until_held((events, 4))
+
+
+async def test_who_is_new_does_not_wait_until_one_that_was_stuck_would_be_asked_again(
+    apps: list[App], connect: Connect
+) -> None:
+    stuck = await connect()
+    first, second = Events(), Events()
+    async with working(apps[0], first) as worker:
+        await until_held((first, 4))
+        await stuck.fetchval(
+            "select pg_advisory_lock_shared(hashtextextended($1, 7305427006))::text", "1:s:shared:0"
+        )
+        await first.wait(SubscriptionLeft)
+        [share] = worker._readers[0]._places._shares.values()
+        share._leave_in = 150  # as after many times in vain
+        await until_held((first, 4))
+        await asyncio.sleep(1)
+        assert held(first) == 4
+        await stuck.close()
+        async with working(apps[1], second):
+            await until_held((first, 2), (second, 2))

@@ -1,0 +1,741 @@
+"""Subscribers in a worker: each event once, in order, retried, given up, and served by one."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from cli.programs import Running
+from notifyq import (
+    App,
+    Batch,
+    ConfigurationError,
+    Event,
+    Message,
+    Reject,
+    Retry,
+    Subscription,
+    Transaction,
+)
+from notifyq.telemetry import (
+    BatchDropped,
+    BatchFinished,
+    EventRetried,
+    ListenerLost,
+    SubscriptionLeft,
+    SubscriptionTaken,
+)
+from notifyq.worker.streams.assignment import Assignment
+from support.database import Connection, rows, until
+from support.running import Events, working
+from worker.test_faults import end_sessions
+
+
+class Order(BaseModel):
+    n: int
+
+
+@asynccontextmanager
+async def subscribed(app: App, events: Events, **settings: Any) -> AsyncIterator[None]:
+    """Run a worker that serves all subscriptions of its app."""
+    places = sum(it.members for it in app.registry.subscribers())
+    async with working(app, events, **settings):
+        await events.wait(SubscriptionTaken, min(places, len(app.registry.subscribers())))
+        yield
+
+
+async def finished(events: Events, quantity: int) -> None:
+    """Wait until so many events have succeeded or are dead."""
+
+    async def is_finished() -> bool:
+        done = events.of(BatchFinished)
+        return sum(it.events + it.failed for it in done) >= quantity
+
+    await until(is_finished, f"{quantity} events are finished", 20)
+
+
+async def publish_all(app: App, numbers: range, **options: Any) -> list[int]:
+    return [*await app.publish_many("s", [{"n": n} for n in numbers], **options)]
+
+
+async def test_every_subscriber_gets_every_event_and_the_bell_wakes_it(
+    app: App, events: Events
+) -> None:
+    seen: list[int] = []
+    texts: list[tuple[int, str | None, dict[str, Any], int]] = []
+
+    @app.subscriber("s", "typed")
+    async def typed(order: Order) -> None:
+        seen.append(order.n)
+
+    @app.subscriber("s", "sync")
+    def sync(event: Event) -> None:
+        texts.append((event.payload()["n"], event.key, event.headers, event.attempts))
+
+    async with subscribed(app, events):
+        assert len(events.of(SubscriptionTaken)) == 2
+        await app.publish("s", Order(n=1), key="k", headers={"h": 1})
+        await finished(events, 2)
+        await typed.publish(Order(n=2))
+        await finished(events, 4)
+    assert seen == [1, 2]
+    assert texts == [(1, "k", {"h": 1}, 1), (2, None, {}, 1)]
+    assert len(events.of(SubscriptionLeft)) == 2
+    assert await app.streams.info("s")
+
+
+async def test_events_are_handled_in_order_and_in_batches(app: App, events: Events) -> None:
+    lists: list[list[int]] = []
+
+    @app.subscriber("s", "all", batch=7, position="start")
+    async def handle(orders: list[Order], whole: list[Event], batch: Batch) -> None:
+        assert [event.id for event in whole] == sorted(event.id for event in whole)
+        assert [event.id for event in batch.events] == [event.id for event in whole]
+        lists.append([order.n for order in orders])
+
+    await app.create_subscriptions()
+    await publish_all(app, range(20))
+    async with subscribed(app, events):
+        await finished(events, 20)
+    assert [n for some in lists for n in some] == list(range(20))
+    assert max(map(len, lists)) == 7
+
+
+async def test_what_fails_comes_again_alone_and_then_is_dead(app: App, events: Events) -> None:
+    tries: list[tuple[int, int]] = []
+
+    @app.subscriber("s", "picky", max_attempts=2, backoff=0)
+    async def handle(order: Order, event: Event) -> None:
+        tries.append((order.n, event.attempts))
+        if order.n == 1 and event.attempts == 1:
+            raise Retry("later")
+        if order.n == 2:
+            raise ValueError("never")
+        if order.n == 3:
+            raise Reject("no such order")
+
+    async with subscribed(app, events):
+        await app.publish_many("s", [{"n": n} for n in range(5)] + ["no order"])
+        await finished(events, 6)
+    assert tries == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2)]
+    told = [it.details.splitlines()[0] for it in events.of(EventRetried)]
+    assert told == ["later", "ValueError: never"]
+    dead = {it.message: it.details or "" for it in await app.archive.dead()}
+    assert dead.pop('{"n": 2}').startswith("ValueError: never")
+    assert dead.pop('{"n": 3}') == "no such order"
+    assert "not valid" in dead.pop('"no order"')
+    assert not dead
+    [info] = await app.streams.subscriptions("s", "picky")
+    assert (info.retries, info.dead) == (0, 3)
+
+
+async def test_a_batch_may_name_an_outcome_for_each(app: App, events: Events) -> None:
+    calls: list[list[int]] = []
+
+    @app.subscriber("s", "b", batch=10, max_attempts=2, backoff=0)
+    async def handle(orders: list[Order], batch: Batch) -> list[Exception | None] | None:
+        calls.append([order.n for order in orders])
+        if len(calls) == 2:
+            await batch.fail(batch.events[0], "by hand")
+            return None
+        return [ValueError("odd") if order.n % 2 else None for order in orders]
+
+    await app.create_subscriptions()
+    await publish_all(app, range(4))
+    async with subscribed(app, events):
+        await finished(events, 4)
+    assert calls == [[0, 1, 2, 3], [1, 3]]
+    assert [(it.message, it.details) for it in await app.archive.dead()] == [
+        ('{"n": 1}', "by hand")
+    ]
+
+
+async def test_ordered_an_event_that_fails_holds_up_its_key_only(app: App, events: Events) -> None:
+    order: list[tuple[str | None, int, int]] = []
+
+    @app.subscriber("s", "o", ordered=True, concurrency=2, max_attempts=3, backoff=0)
+    async def handle(it: Order, event: Event) -> None:
+        order.append((event.key, it.n, event.attempts))
+        if it.n == 0 and event.attempts < 3:
+            raise ValueError
+        if it.n == 3:
+            raise ValueError
+
+    await app.create_subscriptions()
+    for n, key in enumerate("aabbb"):
+        await app.publish("s", {"n": n}, key=key)
+    async with subscribed(app, events):
+        await finished(events, 5)
+    assert [it[1:] for it in order if it[0] == "a"] == [(0, 1), (0, 2), (0, 3), (1, 1)]
+    assert [it[1:] for it in order if it[0] == "b"] == [(2, 1), (3, 1), (3, 2), (3, 3), (4, 1)]
+    assert await app.archive.dead_count() == 1
+
+
+async def test_concurrency_and_a_timeout(app: App, events: Events) -> None:
+    running: list[int] = []
+    most = 0
+    together = asyncio.Event()
+
+    @app.subscriber("s", "c", concurrency=3, timeout=0.2, max_attempts=1)
+    async def handle(order: Order) -> None:
+        nonlocal most
+        running.append(order.n)
+        most = max(most, len(running))
+        if len(running) == 3:
+            together.set()
+        await together.wait()
+        if order.n == 5:
+            await asyncio.Event().wait()
+        running.remove(order.n)
+
+    await app.create_subscriptions()
+    await publish_all(app, range(6))
+    async with subscribed(app, events):
+        await finished(events, 6)
+    assert most == 3
+    [dead] = await app.archive.dead()
+    assert "longer than its timeout" in (dead.details or "")
+
+
+async def test_a_transaction_has_the_effects_and_the_end_of_the_batch(
+    app: App, events: Events, connection: Connection
+) -> None:
+    await connection.execute("""
+      create table effect (n integer, constraint once unique (n) deferrable initially deferred)
+    """)
+    tries: list[int] = []
+
+    @app.subscriber("s", "t", transactional=True, max_attempts=2, backoff=0)
+    async def handle(order: Order, transaction: Transaction) -> None:
+        tries.append(order.n)
+        await transaction.execute("insert into public.effect values ($1)", order.n)
+        if order.n == 1 and tries.count(1) == 1:
+            raise ValueError("after its write")
+        if order.n == 2:
+            await transaction.execute("select 1 / 0")
+
+    await app.create_subscriptions()
+    await publish_all(app, range(4))
+    async with subscribed(app, events):
+        await finished(events, 4)
+        found = await connection.fetch("select n from effect order by n")
+        assert [row["n"] for row in found] == [0, 1, 3]
+        # A constraint that is checked at the commit: it is the failure of all.
+        await app.publish("s", {"n": 3})
+        await finished(events, 5)
+    assert await app.archive.dead_count() == 2
+    assert await connection.fetchval("select count(*) from effect") == 3
+
+
+async def test_a_worker_that_stops_brings_its_batch_to_an_end(app: App, events: Events) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+    seen: list[int] = []
+
+    @app.subscriber("s", "slow")
+    async def handle(order: Order) -> None:
+        began.set()
+        await go_on.wait()
+        seen.append(order.n)
+
+    await app.create_subscriptions()
+    await publish_all(app, range(3))
+    worker = app.worker(sink=events, poll=60)
+    task = asyncio.create_task(app.work(worker))
+    await began.wait()
+    worker.stop()
+    go_on.set()
+    await task
+    assert seen == [0, 1, 2]
+    [info] = await app.streams.subscriptions("s", "slow")
+    assert info.pending == 0
+    assert info.current_batch is None
+
+
+async def test_what_is_broken_off_at_a_stop_comes_again(app: App, events: Events) -> None:
+    began = asyncio.Event()
+    seen: list[tuple[int, int]] = []
+
+    @app.subscriber("s", "stuck", max_attempts=1)
+    async def handle(order: Order, event: Event) -> None:
+        seen.append((order.n, event.attempts))
+        if len(seen) == 2:
+            began.set()
+            await asyncio.Event().wait()
+
+    await app.create_subscriptions()
+    await publish_all(app, range(3))
+    worker = app.worker(sink=events, poll=60, grace=0)
+    task = asyncio.create_task(app.work(worker))
+    await began.wait()
+    worker.stop()
+    await task
+    assert len(events.of(BatchDropped)) == 1
+    async with subscribed(app, events):
+        await finished(events, 3)
+    assert seen == [(0, 1), (1, 1), (0, 1), (1, 1), (2, 1)]
+    assert await app.archive.dead_count() == 0
+
+
+async def test_one_worker_serves_and_another_one_takes_over(
+    database: str, events: Events, connection: Connection
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def serving(name: str) -> App:
+        app = App(database)
+
+        @app.subscriber("s", "one")
+        async def handle(order: Order) -> None:
+            seen.append((name, order.n))
+
+        return app
+
+    first, second = serving("first"), serving("second")
+    others = Events()
+    async with working(second, others):
+        await others.wait(SubscriptionTaken)
+        async with working(first, events):
+            await publish_all(second, range(5))
+            await finished(others, 5)
+            assert not events.of(SubscriptionTaken)
+            # Its listening session has the place: with it the place falls.
+            await end_sessions(connection, "notifyq worker")
+            await asyncio.wait(
+                [
+                    asyncio.create_task(events.wait(ListenerLost)),
+                    asyncio.create_task(others.wait(ListenerLost)),
+                ]
+            )
+            await publish_all(second, range(5, 10))
+
+            async def all_came() -> bool:
+                return len(seen) >= 10
+
+            await until(all_came, "ten events are handled")
+        await first.close()
+    await second.close()
+    assert [n for _, n in seen] == list(range(10))
+
+
+class SlowLook:
+    """Holds up the first look of subscribers from now on, on its way to the server or back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_answered: bool) -> None:
+        self.is_under_way, self.go_on = asyncio.Event(), asyncio.Event()
+        at_once = Subscription.next_batch
+
+        async def next_batch(subscription: Subscription, *args: Any) -> Batch | None:
+            if self.is_under_way.is_set():
+                return await at_once(subscription, *args)
+            if not is_answered:
+                self.is_under_way.set()
+                await self.go_on.wait()
+            batch = await at_once(subscription, *args)
+            if batch is not None:
+                self.is_under_way.set()
+                await self.go_on.wait()
+            return batch
+
+        monkeypatch.setattr(Subscription, "next_batch", next_batch)
+
+
+@pytest.mark.parametrize("is_answered", [False, True], ids=["to the server", "back"])
+async def test_a_place_that_is_lost_during_a_look_is_not_served(
+    database: str,
+    events: Events,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    is_answered: bool,
+) -> None:
+    seen: list[tuple[str, int]] = []
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    def serving(name: str) -> App:
+        app = App(database)
+
+        @app.subscriber("s", "one")
+        async def handle(order: Order) -> None:
+            seen.append((name, order.n))
+            if name == "first":
+                began.set()
+                await go_on.wait()
+
+        return app
+
+    others = Events()
+    async with serving("first") as first, serving("second") as second, working(second, others):
+        await others.wait(SubscriptionTaken)
+        async with working(first, events):
+            slow = SlowLook(monkeypatch, is_answered=is_answered)
+            await publish_all(second, range(5))
+            await slow.is_under_way.wait()
+            await end_sessions(connection, "notifyq worker")
+            # The second one, in the middle of its look, cannot try for its place.
+            await events.wait(SubscriptionTaken)
+            await began.wait()
+            slow.go_on.set()
+            await others.wait(SubscriptionLeft)
+            go_on.set()
+            await finished(events, 5)
+    assert seen == [("first", n) for n in range(5)]
+
+
+async def test_a_stop_during_a_look_is_no_attempt(
+    app: App, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    @app.subscriber("s", "once", max_attempts=1)
+    async def handle(order: Order, event: Event) -> None:
+        seen.append((order.n, event.attempts))
+
+    await app.create_subscriptions()
+    slow = SlowLook(monkeypatch, is_answered=True)
+    await publish_all(app, range(1))
+    worker = app.worker(sink=Events(), poll=60)
+    task = asyncio.create_task(app.work(worker))
+    await slow.is_under_way.wait()
+    worker.stop()
+    asyncio.get_running_loop().call_soon(slow.go_on.set)
+    await task
+    assert not seen
+    async with subscribed(app, events):
+        await finished(events, 1)
+    assert seen == [(0, 1)]
+    assert await app.archive.dead_count() == 0
+
+
+async def publish_singly(database: str, quantity: int) -> None:
+    async with App(database) as app:
+        for n in range(quantity):
+            await app.publish("s", {"n": n})
+
+
+async def test_under_load_no_event_waits_for_the_poll(database: str) -> None:
+    """Each of two workers may attend the stream, which silences publishers for the other, too."""
+    seen = {0: 0, 1: 0}
+
+    def serving(number: int) -> App:
+        app = App(database)
+
+        @app.subscriber("s", f"reader {number}")
+        async def handle(order: Order) -> None:
+            seen[number] += 1
+
+        return app
+
+    async def all_came() -> bool:
+        return seen == {0: 6 * 81, 1: 6 * 81}
+
+    apps, events = [serving(0), serving(1)], [Events(), Events()]
+    async with working(apps[0], events[0]), working(apps[1], events[1]):
+        await asyncio.gather(*(it.wait(SubscriptionTaken) for it in events))
+        for quantity in (60, 1, 20):
+            await asyncio.gather(*(publish_singly(database, quantity) for _ in range(6)))
+        await until(all_came, "each reader has each event", 20)
+    await asyncio.gather(*(app.close() for app in apps))
+
+
+async def test_a_busy_place_does_not_look_for_what_has_become_due(
+    app: App, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the worker asks the server all the time, for as long as the batch in hand takes."""
+    turns = 0
+    while_busy: list[int] = []
+    take = Assignment.take
+
+    async def counted(places: Assignment) -> Any:
+        nonlocal turns
+        turns += 1
+        return await take(places)
+
+    monkeypatch.setattr(Assignment, "take", counted)
+
+    @app.subscriber("s", "busy", quantity=1)
+    async def handle(order: Order, event: Event) -> None:
+        if order.n == 0 and not event.retries:
+            raise Retry(after=0.1)
+        if order.n == 1:
+            before = turns
+            await asyncio.sleep(1)
+            while_busy.append(turns - before)
+
+    await app.create_subscriptions()
+    await publish_all(app, range(2))
+    async with working(app, events):
+        await finished(events, 2)
+    assert while_busy[0] < 20
+
+
+async def test_members_have_batches_of_their_own(app: App, events: Events) -> None:
+    together = asyncio.Event()
+    running = 0
+    seen: list[int] = []
+
+    @app.subscriber("s", "m", members=2, quantity=5)
+    async def handle(order: Order) -> None:
+        nonlocal running
+        running += 1
+        if running == 2:
+            together.set()
+        await together.wait()
+        seen.append(order.n)
+        running -= 1
+
+    await app.create_subscriptions()
+    await publish_all(app, range(10))
+    async with working(app, events):
+        await finished(events, 10)
+    assert sorted(seen) == list(range(10))
+    assert {it.member for it in events.of(SubscriptionTaken)} == {1, 2}
+
+
+async def test_subscribers_and_handlers_share_resources_and_middleware(
+    app: App, events: Events
+) -> None:
+    told: list[str] = []
+
+    class Notes(list[str]):
+        pass
+
+    @app.resource
+    def notes() -> Notes:
+        return Notes()
+
+    @app.middleware
+    async def around(message: Message | Event, call: Any) -> Any:
+        told.append(f"{type(message).__name__} {message.queue}")
+        return await call()
+
+    @app.handler("q")
+    async def handle(payload: int, notes: Notes) -> None:
+        notes.append("m")
+
+    @app.subscriber("s", "n")
+    async def read(payload: int, notes: Notes) -> None:
+        notes.append("e")
+
+    async with subscribed(app, events):
+        await app.publish("s", 1)
+        await finished(events, 1)
+        await (await app.publish("q", 1)).result(timeout=10)
+    assert told == ["Event s", "Message q"]
+
+
+async def test_a_worker_may_serve_some_streams_only(app: App, events: Events) -> None:
+    app.handler("q")(lambda: None)
+    app.subscriber("s", "one")(lambda: None)
+    app.subscriber("other", "one")(lambda: None)
+    async with working(app, events, streams=["s"]) as worker:
+        assert worker.queues == ()
+        await events.wait(SubscriptionTaken)
+        await app.publish("s", 1)
+        await finished(events, 1)
+    assert {it.stream for it in events.of(SubscriptionTaken)} == {"s"}
+    with pytest.raises(ConfigurationError, match="there are subscribers of other, s"):
+        app.worker(streams=["nope"])
+    assert app.worker(queues=["q"]).streams == ()
+
+
+async def test_a_subscription_that_is_dropped_is_served_again_when_it_is_back(
+    app: App, events: Events
+) -> None:
+    app.subscriber("s", "one")(lambda: None)
+    async with subscribed(app, events, poll=0.05):
+        await app.streams.unsubscribe("s", "one")
+        await app.publish("s", 1)
+        await app.streams.subscribe("s", "one", "start")
+        await finished(events, 1)
+
+
+async def test_without_bells_polling_finds_events_and_one_worker_serves(
+    database: str, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deaf(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr("notifyq.notify.session.Session.hears", deaf)
+    seen: list[int] = []
+    apps = [App(database), App(database)]
+    for app in apps:
+
+        @app.subscriber("s", "one")
+        async def handle(order: Order) -> None:
+            seen.append(order.n)
+
+    others = Events()
+    async with working(apps[0], events, poll=0.05):
+        await events.wait(SubscriptionTaken)
+        async with working(apps[1], others, poll=0.05):
+            await publish_all(apps[0], range(10))
+            await finished(events, 10)
+            assert not others.of(SubscriptionTaken)
+    async with working(apps[1], others, poll=0.05):
+        await others.wait(SubscriptionTaken)
+        await publish_all(apps[0], range(10, 12))
+        await finished(others, 2)
+    for app in apps:
+        await app.close()
+    assert seen == list(range(12))
+
+
+APP = """
+import asyncio, os
+from notifyq import App, Event, Transaction
+
+app = App()
+seen = []
+
+@app.subscriber("s", "killed", transactional=True, quantity=20)
+async def handle(n: int, transaction: Transaction) -> None:
+    await transaction.execute("insert into public.effect values ($1)", n)
+    seen.append(n)
+    if len(seen) == int(os.environ["DIES_AT"]):
+        os.kill(os.getpid(), 9)
+"""
+
+
+async def test_a_worker_that_is_killed_leaves_effects_exactly_once(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    """Two workers; the one that serves is killed in the middle of a batch, again and again."""
+    await connection.execute("create table effect (n integer)")
+    (tmp_path / "killed.py").write_text(APP)
+    app = App(database)
+    await app.streams.create("s")
+    await app.streams.subscribe("s", "killed")
+    await app.publish_many("s", list(range(100)))
+    running = [
+        Running(database, "worker", "killed:app", cwd=tmp_path, env={"DIES_AT": str(n)})
+        for n in (5, 27)
+    ]
+
+    async def are_dead() -> bool:
+        return all(it.process.poll() is not None for it in running)
+
+    try:
+        await until(are_dead, "both workers are killed", 30)
+        assert {it.process.returncode for it in running} == {-signal.SIGKILL}
+        with Running(database, "worker", "killed:app", cwd=tmp_path, env={"DIES_AT": "-1"}) as last:
+
+            async def is_read() -> bool:
+                [info] = await app.streams.subscriptions("s", "killed")
+                return info.pending == 0 and info.current_batch is None
+
+            await until(is_read, "all is read", 30)
+            last.process.terminate()
+            assert last.process.wait(20) == 0
+    finally:
+        for it in running:
+            it.__exit__()
+        await app.close()
+    found = await connection.fetch("select n from effect order by n")
+    assert [row["n"] for row in found] == list(range(100))
+
+
+POISONED = """
+import os
+from notifyq import App
+
+app = App()
+
+@app.subscriber("s", "poisoned", quantity=10, max_attempts=2)
+async def handle(n: int) -> None:
+    if n == 13:
+        os.kill(os.getpid(), 9)
+    async with app.database.connection() as connection:
+        await connection.execute("insert into public.effect values ($1)", n)
+"""
+
+
+async def test_what_kills_its_worker_is_dead_and_the_rest_gets_through(
+    database: str, connection: Connection, tmp_path: Path
+) -> None:
+    await connection.execute("create table effect (n integer)")
+    (tmp_path / "poisoned.py").write_text(POISONED)
+    app = App(database)
+    await app.streams.create("s")
+    await app.streams.subscribe("s", "poisoned")
+    ids = [int(it) for it in await app.publish_many("s", list(range(30)))]
+    for _ in range(2):
+        with Running(database, "worker", "poisoned:app", cwd=tmp_path) as killed:
+            assert killed.process.wait(30) == -signal.SIGKILL
+    with Running(database, "worker", "poisoned:app", cwd=tmp_path) as last:
+
+        async def is_read() -> bool:
+            [info] = await app.streams.subscriptions("s", "poisoned")
+            return info.pending == 0 and info.current_batch is None and info.retries == 0
+
+        await until(is_read, "all is read", 30)
+        last.process.terminate()
+        assert last.process.wait(20) == 0
+    [dead] = await rows(connection, "dead_list", queue="s")
+    assert (dead["event_id"], dead["attempts"]) == (ids[13], 2)
+    assert dead["details"] == "delivered 2 times, and its reader was gone before the end"
+    found = await connection.fetch("select distinct n from effect order by n")
+    assert [row["n"] for row in found] == [n for n in range(30) if n != 13]
+    await app.close()
+
+
+async def test_under_load_batches_are_some_time_apart(app: App, events: Events) -> None:
+    began: list[float] = []
+    numbers: list[int] = []
+
+    @app.subscriber("s", "calm", batch=1000, rest=0.2)
+    async def handle(orders: list[Order]) -> None:
+        began.append(time.monotonic())
+        numbers.extend(order.n for order in orders)
+
+    published = 0
+    async with subscribed(app, events):
+        while len(began) < 8:
+            await app.publish("s", Order(n=published))
+            published += 1
+        # No bell rings for those that come while it rests, and none of them is left behind.
+        await finished(events, published)
+    assert numbers == [*range(published)]
+    assert all(later - earlier > 0.15 for earlier, later in pairwise(began[5:]))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_attempts": 0}, "max_attempts must be between 1 and 1000, not 0"),
+        ({"rest": -1}, "rest must be between 0, which turns it off, and 60 seconds, not -1"),
+        ({"batch": 0}, "batch must be between 1 and 10000, not 0"),
+        ({"batch": 5, "concurrency": 2}, "leave concurrency and quantity out"),
+        ({"ordered": True, "members": 2}, "cannot be ordered with several members"),
+        ({"transactional": True}, "it must be an async function"),
+        ({"retries": 1}, "a subscriber has no option 'retries'"),
+        ({"position_": 1}, "did you mean 'position'"),
+        ({"policy": {}}, "policy must be a notifyq.StreamPolicy"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        App().subscriber("s", "x", **options)(lambda: None)
+
+
+def test_signatures_that_make_no_sense() -> None:
+    app = App()
+
+    def whole(batch: Batch) -> None: ...
+    def one(event: Event) -> None: ...
+    async def both(transaction: Transaction) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"list\[notifyq.Event\]"):
+        app.subscriber("s", "x", batch=2)(one)
+    with pytest.raises(ConfigurationError, match="cannot be transactional with a concurrency"):
+        app.subscriber("s", "x", transactional=True, concurrency=2)(both)
+    with pytest.raises(ConfigurationError, match="register it with transactional=True"):
+        app.subscriber("s", "x")(both)
+    app.subscriber("s", "x", batch=2)(whole)
+    with pytest.raises(ConfigurationError, match="has the subscriber 'x' already"):
+        app.subscriber("s", "x")(one)

@@ -1,0 +1,294 @@
+"""Slots, what waits for them, and what goes back: a crew without a database."""
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from notifyq import Message
+from notifyq.models.outcome import Rejected, Success
+from notifyq.queues.claim_client import ClaimClient
+from notifyq.telemetry import Event, Guarded, LockLost, MessageFinished
+from notifyq.worker.dispatcher import Dispatcher
+from support.database import until
+from support.rows import START, message, register
+
+
+class Desk(ClaimClient):
+    """Settles in memory; what is in `lost` has lost its lock."""
+
+    def __init__(self) -> None:
+        self.settled: list[int] = []
+        self.released: list[list[int]] = []
+        self.lost: set[int] = set()
+        self.opened = asyncio.Event()
+        self.opened.set()
+
+    def finish(self, message: Message, outcome: Any, settled: Any) -> None:
+        async def later() -> None:
+            await self.opened.wait()
+            if isinstance(outcome, Success | Rejected):
+                self.settled.append(message.id)
+                settled(message.id not in self.lost)
+            else:
+                settled(bool(await self.release([message])))
+
+        self.last = asyncio.create_task(later())
+
+    async def release(self, messages: Iterable[Message]) -> set[int]:
+        ids = [message.id for message in messages]
+        self.released.append(ids)
+        return set(ids) - self.lost
+
+
+class Gate:
+    """A handler that notes who has begun and holds each until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self._doors: dict[int, asyncio.Event] = {}
+
+    async def handle(self, message: Message) -> None:
+        self.begun.append(message.id)
+        await self._doors.setdefault(message.id, asyncio.Event()).wait()
+
+    def let_go(self, *ids: int) -> None:
+        for number in ids:
+            self._doors.setdefault(number, asyncio.Event()).set()
+
+
+class Stage:
+    """A crew of two slots, and what it says."""
+
+    def __init__(self, concurrency: int = 2) -> None:
+        self.desk = Desk()
+        self.events: list[Event] = []
+        self.failures: list[BaseException] = []
+        self.crew = Dispatcher(
+            self.desk,
+            Guarded(self.events.append),
+            concurrency=concurrency,
+            on_free=lambda: None,
+            on_failure=self.failures.append,
+        )
+
+    async def until_settled(self) -> None:
+        async def is_idle() -> bool:
+            return len(self.crew) == 0
+
+        await until(is_idle, "everything is settled")
+
+
+@asynccontextmanager
+async def staged(concurrency: int = 2) -> AsyncIterator[Stage]:
+    stage = Stage(concurrency)
+    watch = asyncio.create_task(stage.crew.watch())
+    try:
+        yield stage
+    finally:
+        watch.cancel()
+        await asyncio.wait({watch})
+        await stage.crew.abandon()
+
+
+async def turns(quantity: int = 5) -> None:
+    for _ in range(quantity):
+        await asyncio.sleep(0)
+
+
+async def test_what_finds_no_slot_waits_for_one_in_order() -> None:
+    gate = Gate()
+    async with staged() as stage:
+        for number in range(1, 6):
+            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+        await turns()
+        assert gate.begun == [1, 2]
+        gate.let_go(2)
+        await turns()
+        assert gate.begun == [1, 2, 3]
+        gate.let_go(1, 3, 4, 5)
+        await stage.until_settled()
+        assert gate.begun == [1, 2, 3, 4, 5]
+        assert stage.crew.counts == {"success": 5}
+
+
+async def test_a_slot_is_free_while_its_last_message_is_still_settled() -> None:
+    gate = Gate()
+    async with staged() as stage:
+        stage.desk.opened.clear()
+        gate.let_go(1, 2)
+        for number in range(1, 4):
+            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+        await turns()
+        assert gate.begun == [1, 2, 3]
+        assert stage.desk.settled == []
+        assert sorted(stage.crew.ids()) == [1, 2, 3]
+        gate.let_go(3)
+        stage.desk.opened.set()
+        await stage.until_settled()
+
+
+async def test_every_handler_begins_in_the_context_of_the_worker() -> None:
+    name = contextvars.ContextVar[str]("name", default="clean")
+    seen = []
+
+    async def handle() -> None:
+        seen.append(name.get())
+        name.set("left behind")
+
+    async with staged(concurrency=1) as stage:
+        for number in range(3):
+            stage.crew.start(register(handle), message(id=number), time.monotonic())
+        await stage.until_settled()
+    assert seen == ["clean"] * 3
+
+
+async def test_a_stop_releases_at_once_what_waits_and_lets_the_rest_end() -> None:
+    gate = Gate()
+    async with staged() as stage:
+        for number in range(1, 6):
+            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+        await turns()
+        stage.crew.stop_starting()
+        await turns()
+        assert stage.desk.released == [[3, 4, 5]]
+        stage.crew.start(register(gate.handle), message(id=6), time.monotonic())
+        gate.let_go(1, 2)
+        await stage.until_settled()
+        assert gate.begun == [1, 2]
+        assert stage.desk.released == [[3, 4, 5], [6]]
+        assert stage.crew.counts == {"success": 2, "released": 4}
+
+
+async def test_what_waits_for_too_long_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notifyq.worker.dispatcher.PATIENCE", 0)
+    gate = Gate()
+    async with staged() as stage:
+        stage.desk.lost.add(4)
+        for number in range(1, 5):
+            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+
+        async def is_back() -> bool:
+            return stage.desk.released == [[3, 4]]
+
+        await until(is_back, "what waits is released")
+        gate.let_go(1, 2)
+        await stage.until_settled()
+        assert gate.begun == [1, 2]
+        assert stage.crew.counts == {"success": 2, "released": 1, "lost": 1}
+    assert [e.message_id for e in stage.events if isinstance(e, LockLost)] == [4]
+    assert len([e for e in stage.events if isinstance(e, MessageFinished)]) == 3
+
+
+async def test_what_waits_past_its_lock_is_not_started() -> None:
+    gate = Gate()
+    async with staged() as stage:
+        for number in range(1, 3):
+            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+        short = message(id=3, lock_expires_at=START + timedelta(microseconds=1))
+        stage.crew.start(register(gate.handle, heartbeat=False), short, time.monotonic())
+        gate.let_go(1, 2)
+        await stage.until_settled()
+    assert gate.begun == [1, 2]
+    assert stage.desk.released == [[3]]
+
+
+async def test_what_waits_and_has_lost_its_lock_is_not_started() -> None:
+    gate = Gate()
+    async with staged() as stage:
+        for number in range(1, 4):
+            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+        stage.desk.lost.add(3)
+        stage.crew._lock_lost((3, 1))
+        await turns()
+        gate.let_go(1, 2)
+        await stage.until_settled()
+    assert gate.begun == [1, 2]
+    assert stage.crew.counts == {"success": 2, "lost": 1}
+
+
+async def test_a_thread_that_was_stuck_gives_its_slot_to_what_waits() -> None:
+    let_go, ran = threading.Event(), asyncio.Event()
+
+    def stuck() -> None:
+        let_go.wait(10)
+
+    async def quick() -> None:
+        ran.set()
+
+    async with staged(concurrency=1) as stage:
+        stage.crew.start(register(stuck, timeout=0.01), message(id=1), time.monotonic())
+
+        async def is_given_up() -> bool:
+            return stage.crew.busy == 1 and len(stage.crew) == 0
+
+        await until(is_given_up, "the thread is given up")
+        stage.crew.start(register(quick), message(id=2), time.monotonic())
+        await turns()
+        assert not ran.is_set()
+        let_go.set()
+        async with asyncio.timeout(5):
+            await ran.wait()
+        await stage.until_settled()
+
+
+async def test_room_is_for_the_slots_and_for_what_they_soon_handle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate()
+    async with staged(concurrency=10) as stage:
+        assert stage.crew.room == 10
+        for number in range(4):
+            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+        assert stage.crew.room == 6
+        monkeypatch.setattr(stage.crew._pace, "ahead", lambda: 20)
+        assert stage.crew.room == 26
+        for number in range(4, 21):
+            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+        assert stage.crew.room == 0  # for nine a claim does not pay
+        gate.let_go(*range(21))
+        await stage.until_settled()
+
+
+async def test_an_error_of_a_settlement_is_told_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with staged() as stage:
+
+        def finish(_message: Message, _outcome: Any, settled: Any) -> None:
+            settled(ValueError("no"))
+
+        monkeypatch.setattr(stage.desk, "finish", finish)
+        stage.crew.start(register(lambda: None), message(), time.monotonic())
+        await stage.until_settled()
+    assert [str(failure) for failure in stage.failures] == ["no"]
+    assert stage.crew.counts == {}
+
+
+async def test_a_message_that_cannot_be_reported_is_settled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Raised while a batch of finishes is told, it kept all others of the batch for good."""
+    odd = message(id=1)
+    # Without a time zone, as the driver gives infinity.
+    object.__setattr__(odd, "available_at", odd.created_at.replace(tzinfo=None))
+    told: list[str] = []
+
+    def finish(message: Message, _outcome: Any, settled: Any) -> None:
+        settled(True)
+        told.append(f"{message.id} told")
+
+    async with staged() as stage:
+        monkeypatch.setattr(stage.desk, "finish", finish)
+        for held in (odd, message(id=2)):
+            stage.crew.start(register(lambda: None), held, time.monotonic())
+        await stage.until_settled()
+    assert told == ["1 told", "2 told"]
+    assert stage.failures == []
+    assert "the end of message 1 was not reported" in caplog.text

@@ -1,0 +1,142 @@
+"""Locks of running messages: held as long as they should be, and known when they are lost."""
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+
+from notifyq import App, Message
+from notifyq.telemetry import HandlerStuck, LockLost, MessageFinished, MessagesClaimed
+from support.database import Connection, expire, until, value
+from support.running import Events, reaping, statuses, working
+
+
+async def test_a_lock_of_one_second_is_held_through_handlers_of_three(
+    app: App, events: Events, database: str
+) -> None:
+    @app.handler("sync", lock_timeout=1)
+    def sync() -> None:
+        time.sleep(3)
+
+    @app.handler("async", lock_timeout=1)
+    async def later() -> None:
+        await asyncio.sleep(3)
+
+    with reaping(database):
+        async with working(app, events):
+            await app.publish("sync", None)
+            await app.publish("async", None)
+            await events.wait(MessageFinished, 2, status="success")
+    assert events.of(LockLost) == []
+
+
+async def test_a_lock_is_held_through_a_handler_that_blocks_the_loop(
+    app: App, events: Events, database: str
+) -> None:
+    @app.handler("q", lock_timeout=1)
+    async def handle() -> None:
+        time.sleep(3)  # noqa: ASYNC251  this is what must be survived
+
+    await app.create_queues()
+    await app.publish("q", None)
+    with reaping(database):
+        async with working(app, events):
+            await events.wait(MessageFinished, status="success")
+
+
+async def test_without_heartbeat_a_handler_that_outlives_its_lock_is_stopped(
+    app: App, events: Events, connection: Connection
+) -> None:
+    cancelled, let_go = asyncio.Event(), threading.Event()
+
+    @app.handler("async", lock_timeout=0.5, heartbeat=False)
+    async def later() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    @app.handler("sync", lock_timeout=0.5, heartbeat=False)
+    def sync() -> None:
+        let_go.wait(20)
+
+    async with working(app, events):
+        await app.publish("async", None)
+        stuck = await app.publish("sync", None)
+        await events.wait(MessageFinished, 2, status="lock_expired")
+        assert cancelled.is_set()
+        assert events.of(HandlerStuck) == [HandlerStuck(queue="sync", message_id=stuck)]
+        let_go.set()
+    # By the worker that knew it, in time: no reaper runs here.
+    assert await statuses(connection) == {"lock_expired": 2}
+    details = await connection.fetch("select details from messages.message_archive")
+    assert {row[0] for row in details} == {"the handler outlived its lock"}
+
+
+async def test_a_handler_whose_lock_is_taken_is_stopped_and_its_outcome_dropped(
+    app: App, events: Events, connection: Connection
+) -> None:
+    running = asyncio.Event()
+
+    @app.handler("q", lock_timeout=3)
+    async def handle() -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    async with working(app, events) as worker:
+        message_id = await app.publish("q", None)
+        await running.wait()
+        began = time.monotonic()
+        await expire(connection, message_id)
+        await value(connection, "reap")
+        (lost,) = await events.wait(LockLost)
+        # Known by the first heartbeat, not by the end of the three seconds.
+        assert time.monotonic() - began < 2
+        assert (lost.message_id, lost.lock_token) == (message_id, 1)
+    assert dict(worker.counts) == {"lost": 1}
+    assert await statuses(connection) == {"lock_expired": 1}
+
+
+async def test_a_message_that_comes_back_while_its_lost_lock_is_cleaned_up_is_held(
+    app: App, events: Events, connection: Connection
+) -> None:
+    cleaning, may_end = asyncio.Event(), asyncio.Event()
+    again, is_held = asyncio.Event(), asyncio.Event()
+
+    @app.handler("q", lock_timeout=1, max_attempts=2, backoff=0)
+    async def handle(message: Message) -> int:
+        if message.attempts == 2:
+            again.set()
+            await is_held.wait()
+            return 2
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaning.set()
+            await may_end.wait()
+        return 1
+
+    async with working(app, events):
+        message_id = await app.publish("q", None)
+        await events.wait(MessagesClaimed)
+        await expire(connection, message_id)
+        await value(connection, "reap")
+        await again.wait()
+        await cleaning.wait()
+        # The old handler ends now; the lock of the new one is still extended afterwards.
+        may_end.set()
+        await events.wait(LockLost, lock_token=1)
+        first = await connection.fetchval("select lock_expires_at from messages.message")
+
+        async def has_outlived_that_by_a_lock() -> bool:
+            await value(connection, "reap")
+            expires_at = await connection.fetchval("select lock_expires_at from messages.message")
+            return bool(expires_at > first + timedelta(seconds=1))
+
+        await until(has_outlived_that_by_a_lock, "the lock is extended")
+        is_held.set()
+        await events.wait(MessageFinished, status="success")
+    row = await connection.fetchrow("select * from messages.message_archive")
+    assert row is not None
+    assert (row["status"], row["result"], row["attempts"]) == ("success", 2, 2)
+    assert len(events.of(MessageFinished, status="success")) == 1

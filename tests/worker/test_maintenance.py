@@ -1,0 +1,87 @@
+"""Upkeep by workers: enough without pg_cron, and never in the way of messages."""
+
+import asyncio
+import gc
+from collections import Counter
+
+from notifyq import App
+from notifyq.telemetry import MessageFinished, UpkeepDone
+from notifyq.worker.maintenance import Upkeep
+from support.database import Connection, expire, publish, rows
+from support.running import Events, statuses, working
+
+
+async def test_a_worker_reaps_what_another_left_behind(
+    app: App, events: Events, connection: Connection
+) -> None:
+    app.handler("q")(lambda: None)
+    await app.create_queues()
+    (gone,) = await publish(connection, 1)
+    await rows(connection, "claim", worker="gone")
+    await expire(connection, gone)
+    async with working(app, events, upkeep=0.05):
+        await events.wait(UpkeepDone, reaped=1)
+    assert await statuses(connection) == {"lock_expired": 1}
+
+
+async def test_upkeep_that_fails_is_tried_again_and_stops_no_message(
+    app: App, events: Events, connection: Connection
+) -> None:
+    app.handler("q")(lambda: None)
+    await app.create_queues()
+    works = await connection.fetchval("select pg_get_functiondef('messages.reap'::regproc)")
+    await connection.execute(
+        "create or replace function messages.reap(quantity integer default 1000) returns integer "
+        "language plpgsql as 'begin raise exception ''out of order''; end'"
+    )
+    async with working(app, events, upkeep=0.02):
+        for number in range(1, 6):
+            await app.publish("q", None)
+            await events.wait(MessageFinished, number)
+        assert events.of(UpkeepDone) == []
+        await connection.execute(works)
+        await events.wait(UpkeepDone)
+
+
+async def test_one_session_maintains_at_a_time(
+    app: App, events: Events, connection: Connection
+) -> None:
+    upkeep = Upkeep(app.database, 1, events)
+    async with connection.transaction():
+        await connection.execute("select from messages.schema_version for update")
+        assert not await upkeep.run_once()
+    assert await upkeep.run_once()
+    assert len(events.of(UpkeepDone)) == 1
+
+
+async def test_a_long_run_does_not_pile_up_objects(app: App, connection: Connection) -> None:
+    handled = 0
+    counts: list[Counter[str]] = []
+
+    @app.handler("q")
+    async def handle() -> None:
+        nonlocal handled
+        handled += 1
+        if handled % 10_000 == 0:
+            gc.collect()
+            counts.append(Counter(type(thing).__name__ for thing in gc.get_objects()))
+        if handled == 50_000:
+            done.set()
+
+    done = asyncio.Event()
+    await app.create_queues()
+    await connection.execute(
+        "insert into messages.message (queue, message) select 'q', 'null' "
+        "from generate_series(1, 50000)"
+    )
+    worker = app.worker(concurrency=100, sink=lambda _: None)
+    task = asyncio.create_task(app.work(worker))
+    async with asyncio.timeout(60):
+        await done.wait()
+    worker.stop()
+    await task
+    # A hundred messages are handled at a time, a thousand more are at hand, and as many wait to be
+    # settled; a leak would be one for each of the forty thousand in between.
+    for kind in ("Task", "Execution", "Lock", "Message", "Future", "_Finish", "dict", "list"):
+        first, last = counts[0][kind], counts[-1][kind]
+        assert last < first + 2500, f"{kind}: {[count[kind] for count in counts]}"
