@@ -87,7 +87,7 @@ async def fill(connection: asyncpg.Connection[Any], rows: int, days: int) -> Non
         for parent, instant in (("message_archive", "archived_at"), ("attempt", "ended_at")):
             if back:
                 await connection.execute(
-                    "select messages._make_partition($1, $2, $3)", parent, instant, day.date()
+                    "select notifyq.make_partition($1, $2, $3)", parent, instant, day.date()
                 )
         archive, attempt = (f"{it}_{day:%Y%m%d}" for it in ("message_archive", "attempt"))
         await connection.execute(

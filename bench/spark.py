@@ -218,7 +218,7 @@ def _forget(dsn: str) -> None:
 
     with psycopg.connect(dsn) as connection:
         connection.execute(
-            "select messages.forget_rollup(l.id), messages.forget_lake(l.id) "
+            "select notifyq.forget_rollup(l.id), messages.forget_lake(l.id) "
             "from messages.lakes() as l"
         )
 

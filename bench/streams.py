@@ -76,7 +76,7 @@ FEEDS = {
         next_batch="select messages.next_batch($1, $2, 100000)",
         events="select id, created_at, type, message from messages.batch_events($1)",
         finish="select messages.finish_batch($1)",
-        attend="select messages.attend_stream($1)",
+        attend="select notifyq.suppress_stream($1)",
         channel="new_event",
     ),
     PGQ: Feed(

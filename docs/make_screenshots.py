@@ -40,7 +40,7 @@ select messages.publish('orders', jsonb_build_object('order', n), type => 'order
 from generate_series(1, 60) as n;
 select messages.schedule('nightly', '0 3 * * *', 'reports', '{"kind": "daily"}', 'Europe/Oslo');
 select messages.schedule('invoices', '*/15 * * * *', 'billing', '{"kind": "collect"}', 'UTC');
-select messages._make_partition(
+select notifyq.make_partition(
   'message_archive', 'archived_at', (now() at time zone 'UTC')::date - n)
 from generate_series(1, 7) as n;
 select setseed(0.42);
@@ -89,7 +89,7 @@ select count(*) from messages.claim('{email}', 6, worker => 'worker-1');
 select count(*) from messages.claim('{thumbnails}', 4, worker => 'worker-2');
 select count(*) from messages.claim('{billing}', 3, worker => 'worker-3');
 select messages.pause_queue('reports');
-select messages.audit('ann', 'queue.pause', 'reports', '{"changed": true}', '10.0.0.7');
+select notifyq.note_audit('ann', 'queue.pause', 'reports', '{"changed": true}', '10.0.0.7');
 analyze messages.message; analyze messages.message_archive;
 """
 

@@ -235,7 +235,7 @@ async def database(server: str, template: str, spares: dict[str, str]) -> AsyncI
 
 async def _cleared(dsn: str, fresh: str) -> str | None:
     async with session(dsn) as connection:
-        if await connection.fetchval("select to_regclass('messages.redrive') is null"):
+        if await connection.fetchval("select to_regclass('notifyq.redrive') is null"):
             return None
         if await stamp(connection) != fresh:
             return None

@@ -4,7 +4,7 @@
 
 do $$
 declare
-  v_missing text := nullif(array_to_string(messages._missing(), ', '), '');
+  v_missing text := nullif(array_to_string(notifyq.missing_objects(), ', '), '');
 begin
   if v_missing is not null then
     raise exception using
@@ -15,11 +15,11 @@ begin
 end;
 $$;
 
-insert into messages.schema_version (version)
+insert into notifyq.schema_version (version)
 values (messages.version())
 on conflict on constraint schema_version_version_pk do nothing;
 
 -- Once: a row that came with a restored backup tells where it came from.
-insert into messages.origin
-select h.* from messages._here() as h
-where not exists (select from messages.origin);
+insert into notifyq.origin
+select h.* from notifyq.current_origin() as h
+where not exists (select from notifyq.origin);

@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 _CLEAN = """
 select messages.drop_stream(s.name, true) from messages.stream as s;
 drop schema if exists app cascade;
-truncate messages.message_archive, messages.broker;
+truncate messages.message_archive, notifyq.broker;
 """
 
 

@@ -81,7 +81,7 @@ _CLAIM_ATTEMPTS = """
         handler_attempts = v_attempts"""
 
 _REAP_RETRY = """
-  perform messages._retry(
+  perform notifyq.retry_locked(
     v_ids, v_tokens, null, v_details,"""
 
 _REAPED_LATER = f"""
@@ -229,8 +229,8 @@ MUTANTS = (
         (
             Edit(
                 "queue/finish.sql",
-                "  return exists (\n    select from messages._archive(",
-                "  return true or exists (\n    select from messages._archive(",
+                "  return exists (\n    select from notifyq.archive(",
+                "  return true or exists (\n    select from notifyq.archive(",
             ),
         ),
     ),

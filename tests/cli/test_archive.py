@@ -44,7 +44,7 @@ def filled(shared_database: str) -> str:
             await connection.execute(FILL.replace("(n % 3) from", "3 from"))
             await connection.execute(
                 "update messages.message_archive set archived_at = archived_at - "
-                "interval '1 day' * (id % 3); select messages._make_partitions()"
+                "interval '1 day' * (id % 3); select notifyq.make_partitions()"
             )
 
     asyncio.run(fill())

@@ -101,7 +101,7 @@ async def test_a_fresh_install_is_well(database: str) -> None:
         ("drop schema messages cascade", "schema", "does not exist"),
         ("drop schema messages cascade", "install", "is not installed"),
         (
-            "drop function messages.diagnose()",
+            "drop function notifyq.diagnose()",
             "upkeep",
             "the schema in the database and this package do not fit",
         ),
@@ -122,7 +122,7 @@ async def test_todays_partition_and_what_has_gone_elsewhere(
 ) -> None:
     await publish(connection, 1)
     today = await connection.fetchval(
-        "select messages._partition_name((clock_timestamp() at time zone 'UTC')::date)"
+        "select notifyq.partition_name((clock_timestamp() at time zone 'UTC')::date)"
     )
     await connection.execute(
         f"alter table messages.message_archive detach partition messages.{today}"
@@ -137,23 +137,23 @@ async def test_todays_partition_and_what_has_gone_elsewhere(
 
 async def test_a_database_of_another_server(database: str, connection: Connection) -> None:
     assert (await findings(database))["origin"].level is Level.OK
-    await connection.execute("update messages.origin set system_identifier = 1")
+    await connection.execute("update notifyq.origin set system_identifier = 1")
     finding = (await findings(database))["origin"]
     assert (finding.level, finding.advice) == (Level.WARN, "run `notifyq migrate --adopt`")
 
 
 async def test_lakes_that_are_not_exported_into(database: str, connection: Connection) -> None:
     assert (await findings(database))["lakes"].found == "0 lakes"
-    await connection.execute("select messages.create_lake('/lake')")
+    await connection.execute("select notifyq.create_lake('/lake')")
     assert (await findings(database))["lakes"].level is Level.OK
-    await connection.execute("update messages.lake set exported_at = now() - interval '3 days'")
+    await connection.execute("update notifyq.lake set exported_at = now() - interval '3 days'")
     finding = (await findings(database))["lakes"]
     assert (finding.level, finding.found) == (
         Level.WARN,
         "nothing was exported into /lake for 3 d",
     )
     assert "messages.forget_lake(1)" in finding.advice
-    await connection.execute("update messages.lake set place = '1:1:1/1:1:'")
+    await connection.execute("update notifyq.lake set place = '1:1:1/1:1:'")
     finding = (await findings(database))["lakes"]
     assert finding.level is Level.FAIL
     assert finding.found.startswith("nothing can be exported into /lake: ")
@@ -175,7 +175,7 @@ async def test_subscribers_that_are_stuck_and_forwards_that_fail(
         "update messages.event set created_at = created_at - interval '2 days'"
     )
     await connection.execute("select messages.drop_queue('gone')")
-    assert await connection.fetchval("select messages.forward_pending()") == 0
+    assert await connection.fetchval("select notifyq.forward_pending()") == 0
     found = await findings(database)
     assert found["subscribers"].level is Level.WARN
     assert found["subscribers"].found == "slow of stream s is 2 d behind"
@@ -201,7 +201,7 @@ async def test_schedules_that_do_not_fire(database: str, connection: Connection)
     await connection.execute("update messages.schedule set failed_at = now(), last_error = 'no'")
     finding = (await findings(database))["schedules"]
     assert (finding.level, finding.found) == (Level.FAIL, "schedule s cannot fire: no")
-    await connection.execute("select messages.disable_schedule('s')")
+    await connection.execute("select messages.pause_schedule('s')")
     assert (await findings(database))["schedules"].found == "0 of 1 schedules are enabled"
 
 

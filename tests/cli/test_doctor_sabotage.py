@@ -106,7 +106,7 @@ MENDED = {
         ", maintain",
     ),
     "a function has lost its search path": (
-        "alter function messages.renotify() reset search_path",
+        "alter function notifyq.renotify() reset search_path",
         "functions",
         ", renotify",
     ),
@@ -195,7 +195,7 @@ async def test_what_was_archived_without_a_day_gets_one(
     assert [step async for step in mend(database, [finding])]
     assert (await found(database, "install"))["install"].level is Level.OK
     assert await connection.fetchval("select count(*) from messages.message_archive") == 1
-    assert await connection.fetchval("select count(*) from messages.message_archive_default") == 0
+    assert await connection.fetchval("select count(*) from notifyq.message_archive_default") == 0
 
 
 async def test_the_trigger_of_grants_is_dropped(database: str, connection: Connection) -> None:
@@ -289,7 +289,7 @@ async def test_queues_without_a_worker_and_workers_that_hang(
     database: str, connection: Connection, connect: Connect
 ) -> None:
     worker = await connect(server_settings={"application_name": "notifyq worker"})
-    await worker.execute("select messages.note_worker('w', queues => '{other}')")
+    await worker.execute("select notifyq.worker_heartbeat('w', queues => '{other}')")
     assert (await found(database, "workers"))["workers"] == Finding(Level.OK, "1 workers")
     await publish(connection, 1)
     assert (await found(database, "workers"))["workers"].level is Level.OK
@@ -300,7 +300,7 @@ async def test_queues_without_a_worker_and_workers_that_hang(
         "no worker serves queue default, where messages wait for 60 min",
     )
     assert "`notifyq worker MODULE:APP --queue default`" in finding.advice
-    await connection.execute("update messages.worker set seen_at = now() - interval '1 minute'")
+    await connection.execute("update notifyq.worker set seen_at = now() - interval '1 minute'")
     finding = (await found(database, "workers"))["workers"]
     assert finding.found.startswith("worker w is connected, but does nothing")
 

@@ -131,7 +131,7 @@ def test_schema_that_is_not_installed(anywhere: Notifyq, empty_database: str) ->
 async def test_schema_that_is_older(anywhere: Notifyq, empty_database: str) -> None:
     async with session(empty_database) as connection:
         await schema.install(connection)
-        await connection.execute("update messages.schema_version set version = 0")
+        await connection.execute("update notifyq.schema_version set version = 0")
         await connection.execute(
             "create or replace function messages.version() returns integer "
             "language sql immutable as 'select 0'"

@@ -16,7 +16,7 @@ OLD = """
       message, headers
     ) select n, t, t, t, 1, 0, 1, 'success', case n when 1 then 'gone' else 'brief' end, '1', '{}'
     from generate_series(1, 3) as g (n), (select now() - interval '9 days') as w (t);
-    select messages._make_partitions();
+    select notifyq.make_partitions();
 """
 
 

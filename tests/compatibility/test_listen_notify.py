@@ -73,7 +73,7 @@ async def test_o3_without_workers_nothing_is_lost_and_the_bell_is_repeated(
     await bells.heard()
     for _ in range(2):  # pg_cron does it each minute
         await rows(connection, "maintain")
-        await connection.execute("select messages.renotify()")
+        await connection.execute("select notifyq.renotify()")
         assert {bell.queue for bell in await bells.heard()} == {"default"}
     app.handler("default")(lambda _: None)
     async with working(app, events):
@@ -82,7 +82,7 @@ async def test_o3_without_workers_nothing_is_lost_and_the_bell_is_repeated(
     # Until they are handled, and no longer.
     await bells.heard()
     await rows(connection, "maintain")
-    await connection.execute("select messages.renotify()")
+    await connection.execute("select notifyq.renotify()")
     assert await bells.heard() == []
 
 
@@ -424,7 +424,7 @@ async def test_o15_a_schedule_is_a_publisher_as_any_other(
     await connection.execute(
         "update messages.schedule set next_at = date_trunc('hour', clock_timestamp())"
     )
-    assert await value(connection, "fire_schedules") == 1
+    assert await value(connection, "notifyq.fire_schedules") == 1
     assert {bell.queue for bell in await bells.heard()} == {"default", "clock"}
     for queue in ("default", "clock"):
         app.handler(queue)(lambda _: None)
@@ -506,7 +506,7 @@ async def test_o20_all_clocks_have_a_time_zone(connection: Connection) -> None:
     without = await connection.fetch(
         "select c.relname, a.attname "
         "from pg_attribute as a join pg_class as c on c.oid = a.attrelid "
-        "where c.relnamespace = 'messages'::regnamespace and a.attnum > 0 "
+        "where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and a.attnum > 0 "
         "and a.atttypid in ('timestamp'::regtype, 'time'::regtype)"
     )
     assert without == []

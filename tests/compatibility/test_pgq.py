@@ -329,7 +329,7 @@ async def test_p14_a_retried_event_is_the_same_and_of_that_subscriber_alone(s: C
 
 
 async def make_due(connection: Connection) -> None:
-    await connection.execute("update messages.event_retry set due_at = now() - interval '1 second'")
+    await connection.execute("update notifyq.event_retry set due_at = now() - interval '1 second'")
 
 
 async def test_p15_all_events_that_are_due_come_back(s: Connection) -> None:
@@ -462,7 +462,7 @@ async def test_p20_who_unsubscribes_loses_what_was_put_off(s: Connection) -> Non
     assert await value(s, "unsubscribe", stream="s", subscriber=A)
     await subscribe(s, A)
     assert (await info(s))["retries"] == 0
-    assert await s.fetchval("select count(*) from messages.event_retry") == 0
+    assert await s.fetchval("select count(*) from notifyq.event_retry") == 0
 
 
 async def test_p21_a_stream_with_subscribers_is_dropped_by_force(s: Connection) -> None:
@@ -490,7 +490,7 @@ async def test_p22_ticks_are_cut_by_hand_for_one_stream_or_for_all(s: Connection
     await put(s, 3)
     # Of all streams, and how many those are.
     assert await s.fetchval("select messages.tick()") == 2
-    assert await s.fetchval("select array_agg(distinct stream) from messages.tick") == (
+    assert await s.fetchval("select array_agg(distinct stream) from notifyq.tick") == (
         await s.fetchval("select array_agg(id order by id) from messages.stream")
     )
     assert [await read(s), await read(s), await read(s)] == [[1], [2], [3]]
@@ -535,7 +535,7 @@ async def rotate(connection: Connection) -> None:
     """Let a day pass, in which the segment is closed, sealed, and emptied if it can be."""
     for _ in range(4):
         await connection.execute(
-            "update messages.segment set opened_at = opened_at - interval '1 day'"
+            "update notifyq.segment set opened_at = opened_at - interval '1 day'"
         )
         await rows(connection, "maintain")
 

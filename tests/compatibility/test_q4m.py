@@ -197,7 +197,7 @@ async def test_m7_a_message_is_back_when_its_owner_is_gone(
     row = await live(connection, id_)
     assert row is not None
     assert row["attempts"] == 1
-    assert await connection.fetchval("select count(*) from messages.owner_session") == 1
+    assert await connection.fetchval("select count(*) from notifyq.owner_session") == 1
 
 
 async def test_m7_the_upkeep_puts_back_what_an_owner_has_left(
@@ -224,7 +224,7 @@ async def test_m7_what_ends_its_owners_is_dead_where_attempts_are_counted(
         assert (await wait(doomed, "q"))["id"] == first
         [_] = await publish(connection, 1, "q")
         await terminate(connection, doomed)
-        assert await value(connection, "_return_owned", quantity=10) == 1
+        assert await value(connection, "notifyq.return_owned", quantity=10) == 1
         # Back in its old place, ahead of what came later.
         found = await connection.fetch("select id from messages.message order by id limit $1", left)
         assert [row["id"] for row in found] == [first][:left]
@@ -474,7 +474,7 @@ async def test_m19_a_message_moves_once_wherever_its_relay_is_cut_off(
     relay = await connect()
     await move(relay, point)
     await terminate(connection, relay)
-    await connection.execute("select messages._return_owned(9)")
+    await connection.execute("select notifyq.return_owned(9)")
     assert await is_there("default") == (0 if point == "committed" else 1)
     await move(await connect(), None)
     assert await is_there("default") == 0
@@ -554,7 +554,7 @@ async def test_m23_after_a_crash_what_was_owned_is_free_again(mortal: Mortal) ->
     await mortal.crash()
     again = await mortal.connect()
     # The pid of the owner may be another's by now.
-    await again.execute("select messages._return_owned(9)")
+    await again.execute("select notifyq.return_owned(9)")
     assert [row["id"] for row in await rows(again, "claim", quantity=9)] == ids
 
 

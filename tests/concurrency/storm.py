@@ -35,7 +35,7 @@ _TABLES = """
     create table storm.finished (subscriber text, id bigint, primary key (subscriber, id));
 """
 _AGE = """
-    update messages.segment set closed_at = closed_at - interval '1 day' where closed_at is not null
+    update notifyq.segment set closed_at = closed_at - interval '1 day' where closed_at is not null
 """
 _BACKENDS = """
     select pid from pg_stat_activity
@@ -298,7 +298,7 @@ class Storm:
         with contextlib.suppress(asyncpg.ObjectNotInPrerequisiteStateError):
             await session.execute(_AGE) if dice.random() < 0.5 else None
             await session.execute(
-                "update messages.segment set opened_at = opened_at - interval '1 day' "
+                "update notifyq.segment set opened_at = opened_at - interval '1 day' "
                 "where closed_at is null and stream is not null"
             )
             if dice.random() < 0.3 and not self._is_published:

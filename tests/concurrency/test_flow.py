@@ -345,7 +345,7 @@ async def test_every_key_has_its_tokens_and_no_more_with_many_claimers(
                 "and pid not in (pg_backend_pid(), $1) order by random() limit 1) as v",
                 connection.get_server_pid(),
             )
-            charged += await observer.fetchval("select count(*) from messages.flow_charge")
+            charged += await observer.fetchval("select count(*) from notifyq.flow_charge")
             assert all(row[1] <= burst for row in await observer.fetch(had))
             await asyncio.sleep(0.05)
 

@@ -48,6 +48,6 @@ async def test_a_queue_is_dropped_after_what_is_being_fired_into_it(
         await firing.execute("select from messages.schedule for update")
         drop = asyncio.create_task(value(dropping, "drop_queue", name="q", force=True))
         await until_blocked(connection, dropping)
-        assert await value(firing, "fire_schedules") == 1
+        assert await value(firing, "notifyq.fire_schedules") == 1
     assert await drop == 1
     assert await rows(connection, "schedule_info") == []

@@ -228,8 +228,8 @@ class Script:
     async def upkeep(self, session: Connection) -> None:
         # As if hours had passed: segments are closed, sealed and emptied.
         await session.execute(
-            "update messages.segment set opened_at = opened_at - interval '1 day';"
-            "update messages.tick set created_at = created_at - interval '1 day'"
+            "update notifyq.segment set opened_at = opened_at - interval '1 day';"
+            "update notifyq.tick set created_at = created_at - interval '1 day'"
         )
         await rows(session, "maintain")
 
@@ -343,7 +343,7 @@ async def test_a_batch_that_was_taken_over_repeats_for_its_new_member(
     assert own != dead
     assert await value(connection, "finish_batch", batch=own)
     await connection.execute(
-        "update messages.batch set opened_at = opened_at - interval '1 hour' where member = 'one'"
+        "update notifyq.batch set opened_at = opened_at - interval '1 hour' where member = 'one'"
     )
     minute = timedelta(minutes=1)
     assert await next_of("two", takeover=minute) == dead
@@ -355,8 +355,8 @@ async def test_a_batch_that_was_taken_over_repeats_for_its_new_member(
 
 async def _age(session: Connection) -> None:
     await session.execute(
-        "update messages.segment set opened_at = opened_at - interval '1 day';"
-        "update messages.tick set created_at = created_at - interval '1 day'"
+        "update notifyq.segment set opened_at = opened_at - interval '1 day';"
+        "update notifyq.tick set created_at = created_at - interval '1 day'"
     )
 
 
@@ -377,7 +377,7 @@ async def test_a_publisher_that_came_while_its_segment_was_being_closed_is_waite
     closer, later, gate = await connect(), await connect(), await connect()
     await value(connection, "create_stream", name="s", retention=timedelta(0))
     await value(connection, "subscribe", stream="s", subscriber="c")
-    spare = "select exists (select from messages.segment where stream is null and witnesses = '{}')"
+    spare = "select exists (select from notifyq.segment where stream is null and witnesses = '{}')"
     while not await connection.fetchval(spare):
         await value(connection, "publish", queue="s", message=0)
         assert await _read_all(connection, "c") == [0]
@@ -425,7 +425,7 @@ async def test_a_new_segment_is_written_to_when_all_can_know_of_it(
     first = await connection.fetchval(present)
     await rows(connection, "maintain")
     assert await connection.fetchval(present) == first
-    spare = await connection.fetchval("select id from messages.segment where stream is null")
+    spare = await connection.fetchval("select id from notifyq.segment where stream is null")
     async with maker.transaction():
         await maker.execute(f"lock table messages.event_{spare}")
         await rows(connection, "maintain")
@@ -436,7 +436,7 @@ async def test_a_new_segment_is_written_to_when_all_can_know_of_it(
             await rows(connection, "maintain")
         assert await connection.fetchval(present) == first
         # However long that takes, one is made.
-        assert await connection.fetchval("select count(*) from messages.segment") == 2
+        assert await connection.fetchval("select count(*) from notifyq.segment") == 2
     async with maker.transaction():
         await rows(connection, "maintain")
         assert await connection.fetchval(present) != first
@@ -449,7 +449,7 @@ async def test_a_transaction_publishes_while_its_stream_goes_on_to_a_new_segment
     publisher, attending = await connect(), await connect()
     await value(connection, "create_stream", name="s", retention=timedelta(0))
     await value(connection, "subscribe", stream="s", subscriber="c")
-    assert await value(attending, "attend_stream", stream="s")
+    assert await value(attending, "notifyq.suppress_stream", stream="s")
     numbers = iter(range(100))
     await publisher.execute("set plan_cache_mode = force_generic_plan")
     present = "select segment from messages.stream"

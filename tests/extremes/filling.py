@@ -38,7 +38,7 @@ from messages.claim('{mail}', 1, worker => 'w') as c;
 select messages.publish('mail', '7');
 select c.id from messages.claim('{flow,fair,quick}', 3, worker => 'w') as c;
 select messages.dead_retry(a.id) from messages.dead_message as a limit 1;
-select messages.note_worker('w', '{mail}', '{st}', 10, 1, false, 'host', 1, '0.1.0');
+select notifyq.worker_heartbeat('w', '{mail}', '{st}', 10, 1, false, 'host', 1, '0.1.0');
 select messages.schedule('nightly', '0 3 * * *', 'mail', '8');
 select messages.create_stream('st'), messages.subscribe('st', 'reader'),
   messages.subscribe('st', 'mover'), messages.forward('st', 'carrier', 'mail', 'start');
@@ -56,7 +56,7 @@ select c.relname as table_name, a.attname as name, t.typname::text as type,
 from pg_class as c
 join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 join pg_type as t on t.oid = a.atttypid
-where c.relnamespace = 'messages'::regnamespace and c.relkind in ('r', 'p')
+where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and c.relkind in ('r', 'p')
   and not c.relispartition and c.relname <> all ($1)
 order by 1, a.attnum
 """

@@ -25,7 +25,7 @@ select messages.subscribe('st', 'sub');
 select messages.publish('st', '1');
 select messages.tick('st');
 select messages.finish(c.id, c.lock_token, 'failed', 'no') from messages.claim('{q}') as c;
-select messages.create_lake('/lake'), messages.schedule('s', '* * * * *', 'q');
+select notifyq.create_lake('/lake'), messages.schedule('s', '* * * * *', 'q');
 """
 
 _FUNCTIONS = """
@@ -36,7 +36,7 @@ select p.proname as name, p.prokind::text as kind, p.pronargs - p.pronargdefault
     join pg_type as t on t.oid = u.oid order by u.number
   ) as types
 from pg_proc as p
-where p.pronamespace = 'messages'::regnamespace and p.proname !~ '^_'
+where p.pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and obj_description(p.oid, 'pg_proc') is not null
   and p.prorettype <> 'trigger'::regtype
 order by p.oid::regprocedure::text
 """

@@ -37,7 +37,7 @@ async def run(order: Sequence[int], *actors: Sequence[Step]) -> None:
 
 async def attend(session: Connection, queue: str) -> bool | None:
     """Attend whether or not somebody publishes at this moment."""
-    answer: bool | None = await session.fetchval("select messages.attend($1)", queue)
+    answer: bool | None = await session.fetchval("select notifyq.suppress($1)", queue)
     return answer
 
 

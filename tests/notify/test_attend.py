@@ -92,7 +92,7 @@ async def test_the_promise_ends_with_the_session(
 async def test_without_a_publisher_at_work_only_the_eager_attend(
     worker: Connection, publisher: Connection
 ) -> None:
-    asked = "select messages.attend($1, eager => false)"
+    asked = "select notifyq.suppress($1, eager => false)"
     assert await worker.fetchval(asked, QUEUE) is False
     assert await attend(publisher, QUEUE) is True, "the one who was not eager holds it"
 
@@ -271,7 +271,7 @@ async def test_a_summons_rings_for_all_where_something_waits(
     await value(worker, "create_queue", name="b")
     await publish(worker, 1)
     await bells.heard()
-    assert await value(worker, "summon", queues=[QUEUE, "b", "unknown"]) == 1
+    assert await value(worker, "notifyq.wake_all", queues=[QUEUE, "b", "unknown"]) == 1
     assert [bell.payload for bell in await bells.heard()] == ["default:"]
 
 
@@ -282,7 +282,7 @@ async def test_a_summons_is_as_silent_as_the_queue(
     await publish(worker, 1)
     await value(worker, silenced, name=QUEUE, **({"bell": "off"} if "alter" in silenced else {}))
     await bells.heard()
-    assert await value(worker, "summon", queues=[QUEUE]) == 0
+    assert await value(worker, "notifyq.wake_all", queues=[QUEUE]) == 0
     assert not await bells.heard()
 
 

@@ -35,7 +35,7 @@ async def test_full_workers_do_not_answer_a_summons_with_summons(
         ):
             await publish(connection, 20)
             await until(all_are_full, "all slots are taken")
-            await value(connection, "summon", queues=["default"], always=True)
+            await value(connection, "notifyq.wake_all", queues=["default"], always=True)
             heard = [bell for _ in range(300) for bell in await bells.heard()]
             may_end.set()
         # Each has its own reasons to call once or twice: it has just started, or become full.

@@ -55,7 +55,7 @@ KINDS = {
 async def hasty(connection: Connection) -> None:
     """Let attend() wait for ringing publishers no longer than it takes to be seen waiting."""
     await connection.execute(
-        "alter function messages.attend(text, boolean) set lock_timeout = '20ms'"
+        "alter function notifyq.suppress(text, boolean) set lock_timeout = '20ms'"
     )
 
 

@@ -51,7 +51,7 @@ async def app(database: str) -> AsyncIterator[App]:
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers attend at the first sign of load and leave soon, to do it as often as can be."""
-    monkeypatch.setattr(sql, "ATTEND", "select messages.attend(queue => $1, eager => true)")
+    monkeypatch.setattr(sql, "ATTEND", "select notifyq.suppress(queue => $1, eager => true)")
     monkeypatch.setattr(poller, "_LOADED", 1)
     monkeypatch.setattr(poller, "_LINGER", 0.03)
     monkeypatch.setattr(poller, "_RETRY_ATTEND", 0.02)

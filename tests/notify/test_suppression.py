@@ -23,7 +23,7 @@ from notifyq.telemetry import (
 from support.database import Bells, Connect, Connection, publish, rows, until, value
 from support.running import Events, until_calm, working
 
-TRY_TO_SHARE = "select pg_try_advisory_xact_lock_shared(messages._attended_key($1))"
+TRY_TO_SHARE = "select pg_try_advisory_xact_lock_shared(notifyq.suppression_key($1))"
 
 
 async def is_attended(connection: Connection, queue: str = "q") -> bool:
@@ -39,7 +39,7 @@ where l.locktype = 'advisory'
 """
 RINGS = """
 select exists (
-  select from pg_locks as l, messages._attended_key($1) as k
+  select from pg_locks as l, notifyq.suppression_key($1) as k
   where l.locktype = 'advisory'
     and l.pid = pg_backend_pid()
     and (l.classid::bigint << 32 | l.objid::bigint) = k

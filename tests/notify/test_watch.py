@@ -17,12 +17,14 @@ QUEUES = ["default"]
 
 
 async def watch(session: Connection, places: int = 2) -> int | None:
-    [place] = await value(session, "watch", queues=QUEUES, places=places)
+    [place] = await value(session, "notifyq.take_wake_slots", queues=QUEUES, places=places)
     return None if place is None else int(place)
 
 
 async def unwatch(session: Connection, place: int | None, places: int = 2) -> int:
-    return int(await value(session, "unwatch", queues=QUEUES, held=[place], places=places))
+    return int(
+        await value(session, "notifyq.leave_wake_slots", queues=QUEUES, held=[place], places=places)
+    )
 
 
 async def test_there_are_so_many_places_and_no_more(connect: Connect) -> None:
@@ -45,7 +47,10 @@ async def test_places_of_queues_are_apart(connection: Connection, connect: Conne
     await value(connection, "create_queue", name="b")
     assert await watch(connection, 1) == 1
     other = await connect()
-    assert await value(other, "watch", queues=["default", "b"], places=1) == [None, 1]
+    assert await value(other, "notifyq.take_wake_slots", queues=["default", "b"], places=1) == [
+        None,
+        1,
+    ]
 
 
 async def test_who_leaves_others_behind_rings_for_nobody(

@@ -61,7 +61,7 @@ async def test_a_target_that_was_restored_is_refused_until_it_is_accepted(
     await fill(connection, 1, 3)
     await drained(database, far)
     # What a backup of before does.
-    await there.execute("truncate messages.message, messages.relay_receipt")
+    await there.execute("truncate messages.message, notifyq.relay_receipt")
     await fill(connection, 4, 2)
     with pytest.raises(LostReceiptsError, match="restored to an earlier state"):
         await drained(database, far)

@@ -10,14 +10,14 @@ CHECK = [file for file in INIT_FILES if file.name.startswith("99_")]
 
 OUTSIDE = """
     select 'function ' || p.oid::regprocedure from pg_proc as p
-    where p.pronamespace <> 'messages'::regnamespace and p.oid >= 16384
+    where p.pronamespace not in ('messages'::regnamespace, 'notifyq'::regnamespace) and p.oid >= 16384
     union all
     select 'relation ' || c.oid::regclass from pg_class as c
-    where c.relnamespace not in ('messages'::regnamespace, 'pg_toast'::regnamespace)
+    where c.relnamespace not in ('messages'::regnamespace, 'notifyq'::regnamespace, 'pg_toast'::regnamespace)
       and c.oid >= 16384
     union all
     select 'type ' || t.oid::regtype from pg_type as t
-    where t.typnamespace not in ('messages'::regnamespace, 'pg_toast'::regnamespace)
+    where t.typnamespace not in ('messages'::regnamespace, 'notifyq'::regnamespace, 'pg_toast'::regnamespace)
       and t.oid >= 16384
     union all
     select 'schema ' || n.nspname from pg_namespace as n
@@ -32,7 +32,7 @@ async def test_installing_twice_leaves_the_same_catalog_and_the_same_rows(
 ) -> None:
     async def data() -> list[asyncpg.Record]:
         return [
-            *await connection.fetch("select * from messages.schema_version"),
+            *await connection.fetch("select * from notifyq.schema_version"),
             *await connection.fetch("select * from messages.queue"),
         ]
 
@@ -106,14 +106,14 @@ async def test_an_install_touches_nothing_outside_its_schema(
 
 
 async def test_the_version_is_recorded(connection: Connection) -> None:
-    recorded = await connection.fetch("select version from messages.schema_version")
+    recorded = await connection.fetch("select version from notifyq.schema_version")
     assert [row["version"] for row in recorded] == [
         await connection.fetchval("select messages.version()")
     ]
 
 
 async def test_installing_over_an_older_schema_is_refused(connection: Connection) -> None:
-    await connection.execute("update messages.schema_version set version = 0")
+    await connection.execute("update notifyq.schema_version set version = 0")
     with pytest.raises(OutdatedSchemaError, match="version 0") as caught:
         await install(connection)
     assert "notifyq migrate" in (caught.value.hint or "")
@@ -140,7 +140,7 @@ async def test_an_install_that_is_not_whole_fails_its_check(
 
 async def test_an_archive_without_today_fails_the_check(connection: Connection) -> None:
     await connection.execute(
-        "select messages._drop_partitions(); "
+        "select notifyq.drop_partitions(); "
         "do $$ declare d text; begin for d in select c.relname from pg_class as c "
         "where c.relname ~ '^message_archive_\\d+$' loop "
         "execute format('drop table messages.%I', d); end loop; end $$"

@@ -27,14 +27,14 @@ FUNCTIONS = """
       ) as types,
       pg_get_function_arguments(p.oid) as arguments
     from pg_proc as p
-    where p.pronamespace = 'messages'::regnamespace
-      and p.proname !~ '^_'
+    where p.pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
+      and obj_description(p.oid, 'pg_proc') is not null
       and p.prorettype <> 'trigger'::regtype
     order by p.proname
 """
 WRITTEN = """
     select coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del), 0)
-    from pg_stat_xact_all_tables where schemaname = 'messages'
+    from pg_stat_xact_all_tables where schemaname in ('messages', 'notifyq')
 """
 # They end transactions, need a broker, or convert a value of the type that is given.
 LEFT_OUT = {"start_broker", "stop_broker", "run_broker", "wait", "dequeue", "value_of"}
@@ -179,7 +179,7 @@ async def test_no_event_is_not_the_first_event(
     batch = int(known["batch"].partition(":")[0])
     with pytest.raises(InvalidArgumentError, match="event must not be null"):
         await value(connection, function, batch=batch, event=None)
-    assert await connection.fetchval("select count(*) from messages.event_retry") == 0
+    assert await connection.fetchval("select count(*) from notifyq.event_retry") == 0
 
 
 @pytest.mark.parametrize(("function", "name"), [("drop_queue", "default"), ("drop_stream", "s")])

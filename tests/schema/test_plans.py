@@ -22,7 +22,7 @@ CALLS = {
     "quantity => 10, filter => '$priority >= 0')",
     "claim with filters": "select * from messages.claim(array['default', 'default'], 10, "
     "filters => array['$ == 5', null]::jsonpath[])",
-    "claim_owned": "select * from messages.claim_owned(array['default'])",
+    "claim_owned": "select * from notifyq.claim_owned(array['default'])",
     "thorough claim": "select * from messages.claim(quantity => 10, thorough => true)",
     "claim of many queues": "select * from messages.claim("
     "array_fill('default'::text, array[21]), 10)",
@@ -34,7 +34,7 @@ CALLS = {
     "::messages.message_status[])",
     "extend_many": "select * from messages.extend_many(array[3, 2, 1], array[1, 1, 1])",
     "release_many": "select * from messages.release_many(array[3, 2, 1], array[1, 1, 1])",
-    "release_orphans": "select messages.release_orphans('w', array[1, 2])",
+    "release_orphans": "select notifyq.release_orphans('w', array[1, 2])",
     "retry": "select messages.retry(4, 1)",
     "cancel": "select messages.cancel(78)",
     "attempts": "select * from messages.attempts(4)",
@@ -45,11 +45,11 @@ CALLS = {
     "'default', '1', dedup_key => 'k', on_duplicate => 'replace')",
     "receive": "select messages.receive("
     """'s', '[{"place": "1", "queue": "default", "dedup_key": "k"}]')""",
-    "receive_many": "select messages.receive_many('s', '{1,2}', '{default,default}', "
+    "receive_many": "select notifyq.receive_many('s', '{1,2}', '{default,default}', "
     """'{1,2}'::text[]::jsonb[], '{0,0}', '{t,t}', '{"{}","{}"}'::text[]::jsonb[], """
     """'{null,null}', '{null,k}', '{null,null}', '{null,null}')""",
-    "relay_claim": "select * from messages.relay_claim('{default}', 10, '1 min', 'w')",
-    "relay_finish": "select messages.relay_finish('t', 's', 'p', array[3, 2, 1], "
+    "relay_claim": "select * from notifyq.relay_claim('{default}', 10, '1 min', 'w')",
+    "relay_finish": "select notifyq.relay_finish('t', 's', 'p', array[3, 2, 1], "
     "array[1, 1, 1], array[0, 0, 0], "
     "array_fill('success'::messages.message_status, array[3]))",
     "reap": "select messages.reap()",
@@ -57,11 +57,11 @@ CALLS = {
     "stage_due": "select messages.stage_due()",
     "result": UNKNOWN.format("result"),
     "await_result": UNKNOWN.format("await_result"),
-    "renotify": "select messages.renotify()",
+    "renotify": "select notifyq.renotify()",
     "backlog": "select messages.backlog(most => 100)",
     "throughput": "select messages.throughput(most => 100)",
     "workers": "select messages.workers()",
-    "note_worker": "select messages.note_worker('w')",
+    "note_worker": "select notifyq.worker_heartbeat('w')",
 }
 
 
@@ -307,11 +307,11 @@ async def test_what_is_received_is_looked_up_in_the_receipts_not_compared_with_a
     explained: Explained, *, is_analysed: bool
 ) -> None:
     await explained.connection.execute(
-        "insert into messages.relay_receipt (source, place, message_id) "
+        "insert into notifyq.relay_receipt (source, place, message_id) "
         "select 's', n::text, n from generate_series(1, 20000) as n"
     )
     if is_analysed:
-        await explained.connection.execute("analyze messages.relay_receipt")
+        await explained.connection.execute("analyze notifyq.relay_receipt")
     # Some of it is known, and what came last must be.
     call = CALLS["receive_many"].replace("'{1,2}', '{d", "'{7,20001}', '{d")
     call = call.removesuffix(")") + ", after => '{19999,20000}')"
@@ -410,7 +410,7 @@ async def test_a_search_reads_slices_by_an_index_whatever_was_there_when_it_was_
     await connection.execute("set auto_explain.log_min_duration = -1")
     for day in ("2026-01-01", "2026-01-02"):
         await connection.execute(
-            f"select messages._make_partition('message_archive', 'archived_at', '{day}')"
+            f"select notifyq.make_partition('message_archive', 'archived_at', '{day}')"
         )
     await connection.execute(
         "analyze messages.message_archive, messages.message; set auto_explain.log_min_duration = 0"
@@ -467,7 +467,7 @@ READS = {
     "dead_list of a queue of which none died": ("select * from messages.dead_list('q3', 10)", 0),
     "dead_count": ("select messages.dead_count()", 200),
     "dead_count of a queue": ("select messages.dead_count('q1')", 29),
-    "queue_list": ("select * from messages.queue_list()", 0),
+    "queue_list": ("select * from notifyq.queue_list()", 0),
 }
 
 
@@ -487,7 +487,7 @@ async def test_reading_the_archive_does_not_grow_with_it(
           case when n % 7 = 0 then 'q1' when n % 10 = 1 then 'q3' else 'default' end, '1', '{}'
         from generate_series(1, 20000) as g (n),
           lateral (select now() - interval '10 seconds' * n) as w (t);
-        select messages._make_partitions();
+        select notifyq.make_partitions();
     """)
     if is_analysed:
         await connection.execute("analyze messages.message_archive")
@@ -558,7 +558,7 @@ async def test_who_waits_for_a_message_is_found_by_its_id(
             insert into messages.message (id, message, blockers, available_at)
             overriding system value
             select 100000 + n, '1', 1, 'infinity' from generate_series(1, 20000) as n;
-            insert into messages.dependency (message_id, after_id, position, on_failure)
+            insert into notifyq.dependency (message_id, after_id, position, on_failure)
             select 100000 + n, n, 1, case when n = 5 then 'hold' else 'cancel' end
             from generate_series(1, 20000) as n;
             update messages.message set state = 'locked', locked_at = now(), attempts = 1,
@@ -568,7 +568,7 @@ async def test_who_waits_for_a_message_is_found_by_its_id(
             select setval('messages.message_id_seq', 200000);
         """)
         await (await connect()).execute("analyze messages.message")
-    await connection.execute("analyze messages.dependency")
+    await connection.execute("analyze notifyq.dependency")
     if analysed == "now":
         await connection.execute("analyze messages.message")
     await connection.execute("set auto_explain.log_min_duration = 0")
@@ -611,7 +611,7 @@ async def test_what_goes_on_with_many_is_not_compared_with_each_other(
         where id <= 2001;
         insert into messages.message (id, message, blockers, available_at) overriding system value
         select 100000 + n, '1', 1, 'infinity' from generate_series(1, 4000) as n;
-        insert into messages.dependency (message_id, after_id, position, on_failure)
+        insert into notifyq.dependency (message_id, after_id, position, on_failure)
         select 100000 + n, case when n <= 2000 then 1 else n - 1999 end, 1, 'cancel'
         from generate_series(1, 4000) as n;
         insert into messages.message_archive (
@@ -622,7 +622,7 @@ async def test_what_goes_on_with_many_is_not_compared_with_each_other(
         from generate_series(1, 20000) as n;
         select setval('messages.message_id_seq', 400000);
     """)
-    await connection.execute("analyze messages.message, messages.dependency")
+    await connection.execute("analyze messages.message, notifyq.dependency")
     await connection.execute("analyze messages.message_archive")
     await connection.execute("set client_min_messages = log; set auto_explain.log_min_duration = 0")
     for _ in range(TIMES):
@@ -639,9 +639,9 @@ async def test_what_goes_on_with_many_is_not_compared_with_each_other(
 # What looks for the few rows of a table that are due.
 DUE = {
     "next_batch": "select messages.next_batch('s', 'a')",
-    "forward_pending": "select messages.forward_pending()",
+    "forward_pending": "select notifyq.forward_pending()",
     "maintain": "select messages.maintain()",
-    "report_anomalies": "select messages.report_anomalies('[]')",
+    "report_anomalies": "select notifyq.report_anomalies('[]')",
 }
 
 
@@ -654,12 +654,12 @@ async def test_what_is_due_is_found_by_its_time_however_much_is_for_later(
         select messages.create_stream('s');
         select messages.subscribe('s', 'a');
         select messages.forward('s', 'b', 'default');
-        insert into messages.event_retry (
+        insert into notifyq.event_retry (
           subscription, event_id, due_at, retries, created_at, message, headers
         )
         select u.id, n, now() + interval '1 hour', 1, now(), '1', '{}'
         from messages.subscription as u, generate_series(1, 20000) as n;
-        insert into messages.dedup (queue, dedup_key, id, expires_at)
+        insert into notifyq.dedup (queue, dedup_key, id, expires_at)
         select 'default', n::text, n, now() + interval '1 hour'
         from generate_series(1, 20000) as n;
         insert into messages.anomaly (
@@ -669,7 +669,7 @@ async def test_what_is_due_is_found_by_its_time_however_much_is_for_later(
         from generate_series(1, 20000) as n;
     """)
     await connection.execute("""
-        analyze messages.event_retry, messages.dedup, messages.anomaly;
+        analyze notifyq.event_retry, notifyq.dedup, messages.anomaly;
         set auto_explain.log_min_duration = 0;
     """)
     for call, statement in DUE.items():

@@ -17,7 +17,7 @@ CHECK = """
       extra_warnings => true, performance_warnings => true, security_warnings => true,
       oldtable => t.old, newtable => t.new
     ) as c
-    where p.pronamespace = 'messages'::regnamespace
+    where p.pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
       and p.prolang = (select l.oid from pg_language as l where l.lanname = 'plpgsql')
       and not (p.proname in ('_invalid', '_foreign', 'uncapture') and c.level = 'performance')
       -- They lock rows inside of an array, which is not seen.

@@ -8,8 +8,10 @@ import pytest
 from notifyq import errors
 from support.database import ROOT, Connection
 
-FUNCTIONS = "pg_proc as p where p.pronamespace = 'messages'::regnamespace"
-TABLES = "pg_class as c where c.relnamespace = 'messages'::regnamespace"
+FUNCTIONS = (
+    "pg_proc as p where p.pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)"
+)
+TABLES = "pg_class as c where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)"
 QUERY = re.compile(
     r"\s+(concat\(\s*'[^']*', )?messages\._\w+_query\([\w, ]*\)(, '[^']*'\s*\))?(\s+into [\w, ]+)?"
     r"( using (old|new))?"
@@ -101,7 +103,7 @@ async def test_nothing_is_executable_or_readable_by_everybody(connection: Connec
 async def test_types_and_sequences_are_for_nobody_but_the_roles(connection: Connection) -> None:
     types = """
         select t.oid::regtype::text from pg_type as t left join pg_class as c on c.oid = t.typrelid
-        where t.typnamespace = 'messages'::regnamespace
+        where t.typnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
           and (t.typtype in ('e', 'd') or c.relkind = 'c')
     """
     assert len(await names(connection, types)) >= 5
@@ -229,7 +231,7 @@ async def test_every_table_and_type_is_commented(connection: Connection) -> None
         "and c.relname !~ '^(message_archive|attempt)_' "
         "and obj_description(c.oid, 'pg_class') is null "
         "union all select t.typname::text from pg_type as t "
-        "where t.typnamespace = 'messages'::regnamespace and t.typtype in ('e', 'c') "
+        "where t.typnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and t.typtype in ('e', 'c') "
         "and (t.typrelid = 0 or exists (select from pg_class as c where c.oid = t.typrelid "
         "and c.relkind = 'c')) and obj_description(t.oid, 'pg_type') is null",
     )
@@ -273,7 +275,7 @@ async def test_constraints_and_indexes_are_named_by_one_pattern(connection: Conn
         f"select c.relname::text from {TABLES} and c.relkind in ('i', 'I') "
         "and c.relname !~ '^(message_archive|attempt)_(\\d|default)' union all "
         "select k.conname::text from pg_constraint as k "
-        "where k.connamespace = 'messages'::regnamespace and k.contype <> 'n' "
+        "where k.connamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and k.contype <> 'n' "
         "and k.conrelid::regclass::text !~ '(message_archive|attempt)_'",
     )
     assert [name for name in found if not re.search(r"_(pk|uq|ck|fk|idx)$", name)] == []
@@ -284,7 +286,7 @@ async def test_every_foreign_key_has_an_index(connection: Connection) -> None:
         connection,
         """
         select k.conname::text from pg_constraint as k
-        where k.connamespace = 'messages'::regnamespace and k.contype = 'f'
+        where k.connamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and k.contype = 'f'
           and not exists (
             select from pg_index as x
             where x.indrelid = k.conrelid and (x.indkey::int2[])[0] = k.conkey[1]
@@ -315,8 +317,8 @@ async def test_the_indexes_by_key_are_those_of_lanes(connection: Connection, tab
     ):
         plan = await connection.fetch(
             f"explain select from messages.{table} "
-            f"where {condition} messages._lane(queue, key) > 7 "
-            "order by messages._lane(queue, key)"
+            f"where {condition} notifyq.key_hash(queue, key) > 7 "
+            "order by notifyq.key_hash(queue, key)"
         )
         lines = [row[0].strip() for row in plan]
         assert any(f"using {index} " in line for line in lines), lines
@@ -329,8 +331,8 @@ async def test_a_lane_is_in_the_range_of_its_queue(connection: Connection) -> No
         select count(distinct l.lane) as lanes, bool_and(l.lane > l.first and l.lane <= l.last) as
           are_within, count(distinct l.first) as queues, bool_and(l.none is null) as are_for_keys
         from (
-          select messages._lane(q.name, k.key) as lane, messages._first_lane(q.name) as first,
-            messages._last_lane(q.name) as last, messages._lane(q.name, null) as none
+          select notifyq.key_hash(q.name, k.key) as lane, notifyq.first_key_hash(q.name) as first,
+            notifyq.last_key_hash(q.name) as last, notifyq.key_hash(q.name, null) as none
           from (select format('queue %s', i) as name from generate_series(1, 30) as i) as q
           cross join (select format('key %s', i) as key from generate_series(0, 999) as i) as k
         ) as l
@@ -360,7 +362,7 @@ async def test_the_owner_of_everything_is_the_owner_of_the_schema(connection: Co
         connection,
         f"select distinct p.proowner::regrole::text from {FUNCTIONS} union "
         f"select distinct c.relowner::regrole::text from {TABLES} union "
-        "select nspowner::regrole::text from pg_namespace where nspname = 'messages'",
+        "select nspowner::regrole::text from pg_namespace where nspname in ('messages', 'notifyq')",
     )
     assert owners == ["notifyq_owner"]
     (owner,) = await connection.fetch("select * from pg_roles where rolname = 'notifyq_owner'")

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 READ = [
     "select * from messages.message",
     "select count(*) from messages.message_archive",
-    "select * from messages.message_archive_default",
+    "select * from notifyq.message_archive_default",
     "select message from messages.dead_message",
     "select * from messages.queue_grant",
-    "table messages.schema_version",
+    "table notifyq.schema_version",
     "prepare look as select message from messages.message; execute look",
     "copy messages.message to stdout",
     "copy (select message from messages.message) to stdout",
@@ -47,7 +47,7 @@ PUBLISH = [
     "select messages.publish_many('default', array['1']::jsonb[])",
     "insert into messages.message (message) values ('1')",
     "copy messages.message (message) from stdin",
-    "select messages.announce(1, 'default', true)",
+    "select notifyq.check_inserted(1, 'default', true)",
 ]
 WORK = [
     "select messages.claim()",
@@ -56,8 +56,8 @@ WORK = [
     "select messages.finish(1, 1)",
     "select messages.retry(1, 1)",
     "select messages.retry_many(array[1], array[1])",
-    "select messages.release_orphans('w', '{}')",
-    "select messages.attend('default')",
+    "select notifyq.release_orphans('w', '{}')",
+    "select notifyq.suppress('default')",
     "select messages.maintain()",
     "select messages.queue_info()",
 ]
@@ -81,7 +81,7 @@ RULE = [
     "create table messages.mine ()",
     "create trigger mine before insert on messages.message for each row "
     "execute function suppress_redundant_updates_trigger()",
-    "create or replace function messages._bound() returns trigger language plpgsql "
+    "create or replace function notifyq.check_message_limits() returns trigger language plpgsql "
     "as 'begin return new; end'",
     "alter function messages.finish(bigint, bigint, messages.message_status, text, jsonb) "
     "set search_path = pg_temp",
@@ -93,12 +93,12 @@ RULE = [
     "grant notifyq_admin to current_user",
     "alter role current_user superuser",
     "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'postgres'",
-    "select messages._archive('{1}', '{0}', '{success}', state => 'waiting')",
-    "select messages._notify('new_message', 'default', '1')",
-    "select messages._screen('{1}')",
-    "select messages._arm()",
-    "select messages._drop_partitions()",
-    "do $$ begin perform messages._caller(); end $$",
+    "select notifyq.archive('{1}', '{0}', '{success}', state => 'waiting')",
+    "select notifyq.send_notification('new_message', 'default', '1')",
+    "select notifyq.hide_barred('{1}')",
+    "select notifyq.rebuild_access_trigger()",
+    "select notifyq.drop_partitions()",
+    "do $$ begin perform notifyq.calling_role(); end $$",
 ]
 MAY = {"mallory": [], "publisher": PUBLISH, "worker": [*WORK, "select messages.archive_find(1)"]}
 
@@ -254,7 +254,7 @@ INTO_NO_QUEUE = [
     "else (cardinality(array(select messages.publish_many('default', array['1', '2']::jsonb[]))) "
     "> 0)::text::jsonb end from unnest('{nope,default}'::text[]) as q",
     "insert into messages.message (queue, message) select q.name, case q.place when 4 then "
-    "coalesce(to_jsonb(messages.announce(currval_of(2), 'default', true)::text), '1') else '1' end "
+    "coalesce(to_jsonb(notifyq.check_inserted(currval_of(2), 'default', true)::text), '1') else '1' end "
     "from unnest('{nope,default,default,default}'::text[]) with ordinality as q (name, place)",
 ]
 
@@ -278,7 +278,7 @@ async def test_no_callback_of_a_caller_is_ever_run(connection: Connection) -> No
     """
     found = await connection.fetch("""
         select p.oid::regprocedure::text from pg_proc as p
-        where p.pronamespace = 'messages'::regnamespace
+        where p.pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
           and p.proargtypes::oid[] && array[
             'regproc', 'regprocedure', 'regclass', 'regoper', 'regtype', 'regnamespace'
           ]::regtype[]::oid[]

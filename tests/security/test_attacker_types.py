@@ -176,8 +176,8 @@ TEXTS = [
     "select messages.publish_many('{q}', array[to_jsonb($v${v}$v$::text)])",
     "insert into messages.message (queue, message) values ('{q}', to_jsonb($v${v}$v$::text))",
     "insert into messages.stream_event (stream, message) values ('{q}', to_jsonb($v${v}$v$::text))",
-    "select messages.admit_event('{q}', to_jsonb($v${v}$v$::text), null)",
-    "select messages.receive_many('s', '{{1}}', '{{{q}}}', array[to_jsonb($v${v}$v$::text)], "
+    "select notifyq.admit_event('{q}', to_jsonb($v${v}$v$::text), null)",
+    "select notifyq.receive_many('s', '{{1}}', '{{{q}}}', array[to_jsonb($v${v}$v$::text)], "
     "'{{0}}', '{{null}}', array['{{}}']::jsonb[], '{{null}}', '{{null}}', '{{null}}', '{{null}}')",
 ]
 
@@ -185,11 +185,11 @@ TEXTS = [
 async def test_every_function_of_any_type_is_known(connection: Connection) -> None:
     found = await connection.fetch("""
         select p.oid::regprocedure::text as name, p.prosecdef as is_definer from pg_proc as p
-        join pg_namespace as n on n.oid = p.pronamespace and n.nspname = 'messages'
+        join pg_namespace as n on n.oid = p.pronamespace and n.nspname in ('messages', 'notifyq')
         where exists (
           select from unnest(p.proargtypes::oid[] || p.prorettype || p.proallargtypes) as u (type)
           join pg_type as t on t.oid = u.type
-          where t.typname ~ '^any' and p.proname !~ '^_'
+          where t.typname ~ '^any' and obj_description(p.oid, 'pg_proc') is not null
         )
     """)
     assert {row["name"].removeprefix("messages.") for row in found} == set(CALLS)
@@ -257,7 +257,7 @@ async def test_a_captured_view_runs_nothing(attacker: Attacker) -> None:
     await attacker.run("""
         create view {s}.v as select 1 as id, 'sad'::{s}.mood as m, {s}.note('view') as n;
         create trigger t instead of insert on {s}.v for each row
-          execute function messages.capture_each('st', '');
+          execute function notifyq.capture_each('st', '');
         insert into {s}.v (id, m) values (2, 'happy');
     """)
     await attacker.was_only_itself()
@@ -298,14 +298,14 @@ async def test_a_trigger_of_ones_own_leaves_a_stream_manageable(
         create temporary table mine (id integer);
         create table {{s}}.parts (id integer) partition by range (id);
         create trigger t after insert on {{s}}.t for each row
-          execute function messages.capture_each({arguments});
+          execute function notifyq.capture_each({arguments});
         create trigger t after insert on mine for each row
-          execute function messages.capture_each({arguments});
+          execute function notifyq.capture_each({arguments});
         create trigger t after insert on {{s}}.parts for each row
-          execute function messages.capture_each({arguments});
+          execute function notifyq.capture_each({arguments});
         create view {{s}}.v as select 1 as id;
         create trigger t instead of insert on {{s}}.v for each row
-          execute function messages.capture_each({arguments});
+          execute function notifyq.capture_each({arguments});
         alter table {{s}}.t drop column gone;
     """)
     found = await connection.fetch(

@@ -102,7 +102,7 @@ async def test_what_another_has_registered_is_not_ours(shared: Connection, enter
     await shared.execute("select messages.register('s', 'p', 'shared.p')")
     for statement in (
         "select messages.unregister('s', 'p')",
-        "select messages.want_broker('postgres', false)",
+        "select notifyq.want_broker('postgres', false)",
         "select messages.stop_broker('postgres')",
     ):
         with pytest.raises(Denied):
@@ -114,14 +114,14 @@ async def test_what_another_has_registered_is_not_ours(shared: Connection, enter
     )
     # Neither with a batch that is none, nor with the one that is open.
     event = await shared.fetchval("select messages.publish('s', '1')")
-    turn = await shared.fetchrow("select batch, act from messages.broker_next(1, null)")
+    turn = await shared.fetchrow("select batch, act from notifyq.broker_next(1, null)")
     assert turn is not None
     assert turn["act"] == "open"
-    note = "select messages.broker_note($1, $2, $3, $4)"
+    note = "select notifyq.broker_note($1, $2, $3, $4)"
     for batch in (1, turn["batch"]):
         assert not await worker.fetchval(note, subscription, batch, event, "no")
         await worker.execute(
-            "select messages.broker_done($1, $2, 9, 9, 9, true)", subscription, batch
+            "select notifyq.broker_done($1, $2, 9, 9, 9, true)", subscription, batch
         )
     state = "select batch, handled, failed from messages.subscriber_procedure"
     assert tuple(await shared.fetchrow(state) or ()) == (turn["batch"], 0, 0)
@@ -136,7 +136,7 @@ async def test_a_broker_takes_no_turn_for_another(shared: Connection, enter: Ent
     await shared.execute("create procedure shared.p() language sql as 'select'")
     await shared.execute("select messages.register('s', 'p', 'shared.p')")
     await shared.execute("select messages.publish('s', '1')")
-    next_turn = "select act from messages.broker_next(1, null)"
+    next_turn = "select act from notifyq.broker_next(1, null)"
     assert await worker.fetchval(next_turn) == "idle"
     assert await shared.fetchval(next_turn) == "open"
 

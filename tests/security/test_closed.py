@@ -38,13 +38,13 @@ REFUSED = {
         "publish": "select messages.publish('q', '1')",
         "publish_many": "select messages.publish_many('q', array['1']::jsonb[])",
         "enqueue": "select messages.enqueue('tq', 1)",
-        "admit_event": "select messages.admit_event('st', '1', '{{}}')",
-        "check_targets": "select messages.check_targets('{{q}}')",
+        "admit_event": "select notifyq.admit_event('st', '1', '{{}}')",
+        "check_targets": "select notifyq.check_targets('{{q}}')",
         "capture": "select messages.capture('t', 'st')",
         "capture_sql": "select messages.capture_sql('t', 'st')",
         "result": "select messages.result({m})",
         "await_result": "select messages.await_result({m})",
-        "receive_many": "select messages.receive_many('s', '{{1}}', '{{q}}', array['1']::jsonb[], "
+        "receive_many": "select notifyq.receive_many('s', '{{1}}', '{{q}}', array['1']::jsonb[], "
         "'{{0}}', '{{null}}', array['{{}}']::jsonb[], '{{null}}', '{{null}}', '{{null}}', "
         "'{{null}}')",
     },
@@ -53,10 +53,10 @@ REFUSED = {
         "await_result": "select messages.await_result({m})",
         "wait": "call messages.wait('{{q}}', '0')",
         "claim": "select messages.claim('{{q}}')",
-        "claim_owned": "select messages.claim_owned('{{q}}')",
+        "claim_owned": "select notifyq.claim_owned('{{q}}')",
         "take": "select messages.take('q')",
-        "attend": "select messages.attend('q')",
-        "relay_claim": "select messages.relay_claim('{{q}}', 1, '1 s', 'w')",
+        "attend": "select notifyq.suppress('q')",
+        "relay_claim": "select notifyq.relay_claim('{{q}}', 1, '1 s', 'w')",
         "subscribe": "select messages.subscribe('st', 'x')",
         "next_batch": "select messages.next_batch('st', 's')",
         "batch_events": "select messages.batch_events({b})",
@@ -65,10 +65,10 @@ REFUSED = {
         "retry_batch": "select messages.retry_batch({b})",
         "finish_batch": "select messages.finish_batch({b})",
         "recover_batch": "select messages.recover_batch('st', 's')",
-        "leave_batch": "select messages.leave_batch({b})",
-        "next_retry": "select messages.next_retry('st', 's')",
+        "leave_batch": "select messages.release_batch({b})",
+        "next_retry": "select notifyq.next_retry('st', 's')",
         "tick": "select messages.tick('st')",
-        "attend_stream": "select messages.attend_stream('st')",
+        "attend_stream": "select notifyq.suppress_stream('st')",
         "register": "select messages.register('st', 'x', 'public.nothing')",
     },
 }
@@ -84,12 +84,12 @@ NOTHING = {
         "retry_many": "select messages.retry_many(array[{m}], '{{1}}')",
         "release": "select messages.release({m}, 1)",
         "release_many": "select messages.release_many(array[{m}], '{{1}}')",
-        "release_orphans": "select messages.release_orphans('w', '{{}}')",
+        "release_orphans": "select notifyq.release_orphans('w', '{{}}')",
         "extend": "select messages.extend({m}, 1)",
         "extend_many": "select messages.extend_many(array[{m}], '{{1}}')",
         "archive_find": "select messages.archive_find({a})",
         "attempts": "select messages.attempts({a})",
-        "relay_finish": "select messages.relay_finish('t', 's', 'p', array[{m}], '{{1}}', "
+        "relay_finish": "select notifyq.relay_finish('t', 's', 'p', array[{m}], '{{1}}', "
         "array[{m}], array['success']::messages.message_status[])",
         "dependencies": "select messages.dependencies({m})",
     },
@@ -151,7 +151,7 @@ async def test_whoever_names_what_is_closed_is_refused(
         found |= {f"{name}: {it}": it for it in texts if it.strip("(),") not in {"", "false", "0"}}
     assert found == {}
     assert await connection.fetch("select m::text from messages.message as m order by id") == before
-    assert await connection.fetchval("select count(*) from messages.batch_end") == 0
+    assert await connection.fetchval("select count(*) from notifyq.batch_end") == 0
 
 
 @pytest.mark.parametrize("who", REFUSED)
@@ -161,7 +161,7 @@ async def test_every_function_that_names_something_is_tried(
     found = await connection.fetch(
         """
         select distinct p.proname::text as name from pg_proc as p
-        where p.pronamespace = 'messages'::regnamespace
+        where p.pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
           and has_function_privilege($1, p.oid, 'execute')
           and p.proargnames[:p.pronargs] && $2::text[]
         """,
@@ -179,9 +179,9 @@ async def test_a_tick_without_a_name_leaves_out_what_is_closed(
     await close(connection)
     await connection.execute("select messages.create_stream('free')")
     worker = await enter("worker")
-    before = await connection.fetchval("select count(*) from messages.tick")
+    before = await connection.fetchval("select count(*) from notifyq.tick")
     assert await worker.fetchval("select messages.tick()") == 1
-    assert await connection.fetchval("select count(*) from messages.tick") == before + 1
+    assert await connection.fetchval("select count(*) from notifyq.tick") == before + 1
     assert await connection.fetchval("select messages.tick()") == 2
 
 

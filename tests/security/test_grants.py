@@ -36,8 +36,8 @@ NAMED = [
     "select messages.claim(array['bills'])",
     "select messages.claim(array['default', 'bills'])",
     "select messages.take('bills')",
-    "select messages.attend('bills')",
-    "select messages.watch(array['default', 'bills'])",
+    "select notifyq.suppress('bills')",
+    "select notifyq.take_wake_slots(array['default', 'bills'])",
 ]
 ENABLED = (
     "select tgenabled = 'O' from pg_trigger "
@@ -130,7 +130,7 @@ async def test_guessed_tokens_settle_nothing(
         "extend_many($1, $2)",
     ):
         assert await worker.fetch(f"select messages.{call}", ids, tokens) == []
-    assert await worker.fetchval("select messages.release_orphans('w', '{}')") == 0
+    assert await worker.fetchval("select notifyq.release_orphans('w', '{}')") == 0
     assert await state(connection) == before
     # The very same call of who may.
     assert await owner.fetchval(
@@ -155,8 +155,8 @@ async def test_who_is_named_does_all_of_it(bills: int, enter: Enter) -> None:
                 "select messages.finish($1, $2)", row["id"], row["lock_token"]
             )
         assert await session.fetch("select * from messages.take('bills')")
-        assert await session.fetchval("select messages.attend('bills')")
-        await session.execute("select messages.unattend(array['bills'])")
+        assert await session.fetchval("select notifyq.suppress('bills')")
+        await session.execute("select notifyq.unsuppress(array['bills'])")
 
 
 async def test_a_role_that_was_put_on_counts_and_not_the_login(
@@ -217,7 +217,7 @@ async def test_upkeep_is_for_all_queues_whoever_runs_it(
     assert report is not None
     assert report["reaped"] == 1
     await bells.heard()
-    assert await worker.fetchval("select messages.summon('{bills}', true)") == 0
+    assert await worker.fetchval("select notifyq.wake_all('{bills}', true)") == 0
     assert await bells.heard() == []
 
 

@@ -42,8 +42,8 @@ async def test_whoever_holds_all_keys_stops_nothing(
         report = await worker.fetchrow("select (messages.maintain()).*")
         assert report is not None
         assert report["partitions_made"] is not None
-        assert await worker.fetchval("select messages.watch('{default}')") == [None]
-        assert not await worker.fetchval("select messages.attend('default')")
+        assert await worker.fetchval("select notifyq.take_wake_slots('{default}')") == [None]
+        assert not await worker.fetchval("select notifyq.suppress('default')")
 
 
 async def test_a_stranger_who_attends_costs_a_queue_its_bells_until_the_upkeep_rings(

@@ -140,7 +140,7 @@ class Rollup(Pipeline):
         groups = "select queue, status::text, {} from messages.{} group by 1, 2"
         wanted = self.ask(groups.format("count(*)", "message_archive"))
         found = self.ask(groups.format("sum(finished)::bigint", "rollup"))
-        self._once("messages.rollup", wanted, found)
+        self._once("notifyq.rollup", wanted, found)
         table = Lake(self.dsn, self._lake()).dataset("rollup").to_table(columns=columns)
         sums = table.group_by(columns[:2]).aggregate([("finished", "sum")]).to_pylist()
         in_lake = [tuple(row[name] for name in (*columns[:2], "finished_sum")) for row in sums]

@@ -162,7 +162,7 @@ async def test_what_was_pruned_is_past_by_its_roll_up(
     lake = tmp_path / "lake"
     export(database, lake)
     rollup(database, lake)
-    query = "select * from messages.archive_hours($1, $2) order by bucket_at"
+    query = "select * from notifyq.archive_hours($1, $2) order by bucket_at"
     span = (END - 240 * HOUR, END)
     before = await connection.fetch(query, *span)
     # All but the last five hours, and a part of one that is rolled up.
@@ -190,7 +190,7 @@ async def test_what_was_pruned_is_past_by_its_roll_up(
 async def test_what_is_forgotten_and_what_is_refused(database: str, connection: Connection) -> None:
     row = {"bucket_at": "2026-01-01T00:00Z", "value": 1, "expected": 1, "chance": 0, "finished": 1}
     row |= {"queue": "mail", "metric": "wait", "details": "slow"}
-    statement = "select count(*) from messages.report_anomalies($1)"
+    statement = "select count(*) from notifyq.report_anomalies($1)"
     assert await connection.fetchval(statement, [row]) == 1
     await connection.execute("update messages.anomaly set found_at = now() - interval '2 years'")
     assert await connection.fetchval(statement, [row | {"metric": "run"}]) == 1

@@ -133,7 +133,7 @@ def test_a_lake_that_executors_do_not_share_gets_nothing(
     cluster: Cluster, database: str, session: Connection[Any], private: Path
 ) -> None:
     archive(session, MANY)
-    session.execute("select messages._make_partitions(), messages.create_stream('facts')")
+    session.execute("select notifyq.make_partitions(), messages.create_stream('facts')")
     session.execute("select messages.publish('facts', '1')")
     session.execute("update messages.queue set retention = '1 day'")
     dsn, lake = cluster.dsn(database), private / "lake"
@@ -149,7 +149,7 @@ def test_a_lake_that_executors_do_not_share_gets_nothing(
         opened = Lake(database, lake)
         assert opened.files() == opened.files("events_facts") == []
         # Retention trusts in what was committed.
-        session.execute("select messages._drop_partitions()")
+        session.execute("select notifyq.drop_partitions()")
         here = session.execute("select count(*) from messages.message_archive").fetchall()
         assert here == [(MANY,)]
 

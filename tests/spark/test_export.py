@@ -110,7 +110,7 @@ def test_a_large_day_is_split_by_blocks_and_read_by_nothing_else(
     monkeypatch.setattr("notifyq.spark.export._LEAST_BLOCKS", 20)
     archive(session, 9000)
     archive(session, 300, first=9000, day="2026-03-03 00:00+00")
-    session.execute("select messages._make_partitions()")
+    session.execute("select notifyq.make_partitions()")
     seen = Tasks()
     assert export(database, folder, engine=seen).rows == 9300
     # What was never seen is read whole, however small it is.
@@ -226,7 +226,7 @@ def test_days_without_a_partition_and_rows_of_no_day_arrive(
     archive(session, 5, day="1999-12-31 23:59:59.997+00")
     archive(session, 5, first=5, day="2031-01-01 00:00+00")
     assert export(database, folder).days == 3
-    session.execute("select messages._make_partitions()")
+    session.execute("select notifyq.make_partitions()")
     assert export(database, folder).rows == 0
     assert ids(database, folder) == list(range(1, 11))
 
@@ -246,13 +246,13 @@ def test_no_day_is_made_or_dropped_while_an_export_reads(
 ) -> None:
     class Making(LocalEngine):
         def run(self, tasks: Any, work: Any, **options: Any) -> Any:
-            [[made]] = session.execute("select messages._make_partitions()").fetchall()
+            [[made]] = session.execute("select notifyq.make_partitions()").fetchall()
             assert made == 0
             return super().run(tasks, work, **options)
 
     archive(session, 10)
     assert export(database, folder, engine=Making()).rows == 10
-    [[made]] = session.execute("select messages._make_partitions()").fetchall()
+    [[made]] = session.execute("select notifyq.make_partitions()").fetchall()
     assert made > 0
 
 
@@ -281,7 +281,7 @@ def test_a_lake_from_before_a_restore_is_refused(
 ) -> None:
     archive(session, 10)
     export(database, folder)
-    session.execute("update messages.origin set epoch = epoch + 1")
+    session.execute("update notifyq.origin set epoch = epoch + 1")
     with pytest.raises(ForeignPositionError, match="from before this database was restored"):
         export(database, folder)
 
@@ -291,6 +291,6 @@ def test_a_lake_that_is_ahead_of_its_database_is_refused(
 ) -> None:
     archive(session, 10)
     export(database, folder)
-    session.execute("delete from messages.lake_batch")
+    session.execute("delete from notifyq.lake_batch")
     with pytest.raises(LakeError, match="is ahead of its database"):
         export(database, folder)

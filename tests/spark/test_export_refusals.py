@@ -131,7 +131,7 @@ def test_instants_that_are_none_are_the_last_or_the_first(
         "update messages.message_archive set available_at = case id "
         "when 1 then 'infinity' when 2 then '-infinity' else '20000-01-01' end::timestamptz"
     )
-    session.execute("select messages._make_partitions()")
+    session.execute("select notifyq.make_partitions()")
     export(database, tmp_path / "lake")
     table = Lake(database, tmp_path / "lake").dataset().to_table().sort_by("id")
     last = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)

@@ -165,7 +165,7 @@ async def test_dropped_events_are_told(connection: Connection, database: str) ->
     offset = source.initialOffset()
     # As the upkeep empties a segment, and gives it to another stream.
     await connection.execute(
-        "update messages.segment set opened_at = opened_at + interval '1 minute'"
+        "update notifyq.segment set opened_at = opened_at + interval '1 minute'"
     )
     with pytest.raises(NotifyqError, match="failOnDataLoss"):
         source.latestOffset(offset, ReadAllAvailable())

@@ -39,7 +39,7 @@ def test_the_command(
     monkeypatch.setenv("NOTIFYQ_DSN", database)
     with closing(connect(database)) as session:
         archive(session, 10)
-        session.execute("select messages._make_partitions()")
+        session.execute("select notifyq.make_partitions()")
     call = ["spark", "export", "--lake", str(tmp_path / "lake")]
     assert cli._invoke([*call, "--verify", "--prune"], debug=False) == 0
     said = capfd.readouterr().out.splitlines()

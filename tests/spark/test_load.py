@@ -176,7 +176,7 @@ async def test_a_dry_run_publishes_nothing(
     file.write_text('{"id": 1}\n' * 5)
     done = load(database, "l", [file], mapping("default", {}, None), dry_run=True)
     assert (done.published, done.queues) == (0, {"default": 5})
-    assert not await connection.fetchval("select exists (select from messages.load)")
+    assert not await connection.fetchval("select exists (select from notifyq.load)")
     with pytest.raises(QueueNotFoundError):
         load(database, "l", [file], mapping("gone", {}, None), dry_run=True)
 

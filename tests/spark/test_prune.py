@@ -34,7 +34,7 @@ def session(database: str) -> Iterator[Connection[Any]]:
             "key = 'k', dedup_key = 'd', max_attempts = 3, subscriber = 's', event_id = 5 "
             "where id % 3 = 0"
         )
-        opened.execute("select messages._make_partitions()")
+        opened.execute("select notifyq.make_partitions()")
         yield opened
 
 
@@ -86,7 +86,7 @@ def test_a_day_stays_until_every_lake_has_it(
     archive(session, 1, first=200)
     export(database, folder)
     assert prune(database, folder).kept == {DAY: f"some of it is still to be exported into {other}"}
-    session.execute("select messages.forget_lake(l.id) from messages.lake as l where id > 1")
+    session.execute("select messages.forget_lake(l.id) from notifyq.lake as l where id > 1")
     assert len(prune(database, folder).dropped) == 1
 
 
@@ -149,11 +149,11 @@ def test_retention_waits_for_a_lake(
 ) -> None:
     session.execute("update messages.queue set retention = '1 day'")
     archive(session, 1, first=200)
-    [[dropped]] = session.execute("select messages._drop_partitions()").fetchall()
+    [[dropped]] = session.execute("select notifyq.drop_partitions()").fetchall()
     assert dropped == 1  # of the attempts
     assert rows(session) == 201
     export(database, folder)
-    [[dropped]] = session.execute("select messages._drop_partitions()").fetchall()
+    [[dropped]] = session.execute("select notifyq.drop_partitions()").fetchall()
     assert (dropped, rows(session)) == (1, 0)
 
 
@@ -175,7 +175,7 @@ def test_retention_does_not_trust_a_lake_that_cannot_be_read(
             folder.mkdir()  # where nothing is mounted
     with pytest.raises(LakeError, match="mount or restore"):
         export(database, folder)
-    session.execute("select messages._drop_partitions()")
+    session.execute("select notifyq.drop_partitions()")
     assert rows(session) == 200
     [[obstacle]] = session.execute("select obstacle from messages.lakes()").fetchall()
     assert str(folder) in obstacle
@@ -185,5 +185,5 @@ def test_retention_does_not_trust_a_lake_that_cannot_be_read(
     else:
         file.write_bytes(content)
     assert export(database, folder).rows == 0
-    session.execute("select messages._drop_partitions()")
+    session.execute("select notifyq.drop_partitions()")
     assert rows(session) == 0

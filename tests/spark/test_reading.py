@@ -228,14 +228,14 @@ async def test_a_table_that_is_emptied_meanwhile_fails_the_read(
     await connection.execute("select messages.publish('s', '1')")
     source = reader(database, stream="s")
     parts = source.partitions()
-    table = await connection.fetchval("select 'messages.event_' || max(id) from messages.segment")
+    table = await connection.fetchval("select 'messages.event_' || max(id) from notifyq.segment")
     await connection.execute(f"truncate {table}")
     with pytest.raises(NotifyqError, match="while it was read"):
         collect(source, parts)
 
 
 async def test_a_database_from_elsewhere_is_refused(connection: Connection, database: str) -> None:
-    await connection.execute("update messages.origin set system_identifier = 1")
+    await connection.execute("update notifyq.origin set system_identifier = 1")
     with pytest.raises(NotifyqError, match="has not been adopted"):
         reader(database).partitions()
 

@@ -115,10 +115,10 @@ async def test_a_replay_that_is_over_stays_over(connection: Connection, database
     await finish_some(connection, 3)
     replay(database, "r", Choice())
     await connection.execute(
-        "update messages.replay set used_at = used_at - interval '31 days'; "
-        "select messages._forget_loads(100)"
+        "update notifyq.replay set used_at = used_at - interval '31 days'; "
+        "select notifyq.forget_loads(100)"
     )
-    assert not await connection.fetchval("select exists (select from messages.replayed)")
+    assert not await connection.fetchval("select exists (select from notifyq.replayed)")
     with pytest.raises(ReplayClosedError, match="is over"):
         replay(database, "r", Choice())
 
@@ -133,7 +133,7 @@ async def test_what_does_not_go_together_is_refused(connection: Connection, data
         with pytest.raises(ConfigurationError):
             replay(database, "r", choice, **options)
     with pytest.raises(LoadNotFoundError, match="was not begun"):
-        await connection.execute("select messages.replay_rows('r', 1, 0)")
+        await connection.execute("select notifyq.replay_rows('r', 1, 0)")
 
 
 @pytest.mark.parametrize(

@@ -63,15 +63,13 @@ async def counted(connection: Connection) -> list[Any]:
 async def expected(connection: Connection) -> list[Any]:
     """Return what the roll-up of the whole archive has to be, as the server counts it."""
     found = await connection.fetch(
-        "select to_jsonb(r) - 'lake' from messages._count_archive(null, null) as r order by 1"
+        "select to_jsonb(r) - 'lake' from notifyq.count_archive(null, null) as r order by 1"
     )
     return [row[0] for row in found]
 
 
 async def agrees(connection: Connection) -> bool:
-    rows = await connection.fetch(
-        "select to_jsonb(r) - 'lake' from messages.rollup as r order by 1"
-    )
+    rows = await connection.fetch("select to_jsonb(r) - 'lake' from notifyq.rollup as r order by 1")
     return [row[0] for row in rows] == await expected(connection)
 
 
@@ -82,7 +80,7 @@ async def test_a_fingerprint_is_that_of_the_server(connection: Connection) -> No
         *("".join(chance.choices(_ALPHABET, k=chance.randint(1, 40))) for _ in range(4000)),
     ]
     rows = await connection.fetch(
-        "select messages.error_fingerprint(t) from unnest($1::text[]) with ordinality as u (t, n) "
+        "select notifyq.error_fingerprint(t) from unnest($1::text[]) with ordinality as u (t, n) "
         "order by n",
         texts,
     )
@@ -97,9 +95,9 @@ async def test_it_counts_what_the_server_counts(
     done = rollup(database, tmp_path / "lake", on_progress=lambda *it: heard.append(it))
     assert (done.messages, done.batches, heard[-1]) == (6000, 1, (6000, 6000))
     assert await agrees(filled)
-    errors = await filled.fetch("select fingerprint, errors from messages.rollup_errors()")
+    errors = await filled.fetch("select fingerprint, errors from notifyq.rollup_errors()")
     assert [tuple(row) for row in errors] == [("order <n> is unknown", 600)]
-    workers = await filled.fetch("select worker, finished from messages.rollup_workers()")
+    workers = await filled.fetch("select worker, finished from notifyq.rollup_workers()")
     assert sum(row["finished"] for row in workers) == 6000
 
 
@@ -126,7 +124,7 @@ async def test_the_lake_has_the_same_counts(
     names = ["bucket_at", "queue", "type", "status", "finished", "wait_bins", "run_counts"]
     rows = await filled.fetch(
         "select bucket_at, queue, type, status::text, finished, wait_bins, run_counts "
-        "from messages.rollup order by 1, 2, 3, 4"
+        "from notifyq.rollup order by 1, 2, 3, 4"
     )
     table = table.sort_by([(name, "ascending") for name in names[:4]]).select(names)
     assert [tuple(row.values()) for row in table.to_pylist()] == [tuple(row) for row in rows]
@@ -181,7 +179,7 @@ async def test_a_full_disk_leaves_nothing_to_see(
             rollup(database, tmp_path / "lake")
     assert len(written) == days > 1
     assert list((tmp_path / "lake" / ROLLUP).rglob("*.parquet")) == []
-    assert await filled.fetchval("select count(*) from messages.rollup") == 0
+    assert await filled.fetchval("select count(*) from notifyq.rollup") == 0
     assert rollup(database, tmp_path / "lake").messages == 6000
     assert await agrees(filled)
 

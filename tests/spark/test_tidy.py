@@ -76,14 +76,14 @@ def test_a_lake_is_set_back_to_what_its_database_knows(
     with closing(connect(database)) as session:
         archive(session, 10)
         export(database, folder)
-        [[place]] = session.execute("select place from messages.lake").fetchall()
+        [[place]] = session.execute("select place from notifyq.lake").fetchall()
         archive(session, 10, first=10)
         export(database, folder)
         # As after a restore to the moment between the two.
         session.execute(
-            "delete from messages.lake_batch where id = (select max(id) from messages.lake_batch)"
+            "delete from notifyq.lake_batch where id = (select max(id) from notifyq.lake_batch)"
         )
-        session.execute("update messages.lake set place = %s", (place,))
+        session.execute("update notifyq.lake set place = %s", (place,))
     with pytest.raises(LakeError, match="tidy --repair"):
         export(database, folder)
     monkeypatch.setenv("NOTIFYQ_DSN", database)

@@ -107,8 +107,8 @@ def test_the_database_keeps_no_uri_as_a_location(database: str) -> None:
     with closing(connect(database)) as session:
         for uri in URIS:
             with pytest.raises(InvalidArgumentError, match="is a URI"), translated():
-                session.execute("select messages.create_lake(%s)", (uri,))
-        assert session.execute("select from messages.lake").fetchall() == []
+                session.execute("select notifyq.create_lake(%s)", (uri,))
+        assert session.execute("select from notifyq.lake").fetchall() == []
 
 
 def test_a_path_with_a_colon_is_a_path(database: str, here: Path) -> None:

@@ -105,7 +105,7 @@ async def test_a_forward_leaves_what_others_have_put_off(connection: Connection)
     batch = await next_batch(connection, "ann")
     assert await value(connection, "retry_event", batch=batch, event=event, delay=HOUR)
     assert await value(connection, "finish_batch", batch=batch)
-    assert await value(connection, "forward_pending") == 1
+    assert await value(connection, "notifyq.forward_pending") == 1
     [info] = await rows(connection, "subscription_info", stream="s", subscriber="ann")
     assert info["retries"] == 1
 
@@ -140,7 +140,7 @@ async def test_events_that_were_skipped_as_a_whole_are_not_retried(connection: C
         assert row["event_id"] is None
         assert await connection.fetch("select messages.dead_retry($1)", row["id"]) == []
     assert await rows(connection, "message_list") == []
-    assert await connection.fetchval("select count(*) from messages.redrive") == 0
+    assert await connection.fetchval("select count(*) from notifyq.redrive") == 0
 
 
 async def test_a_dedup_key_is_taken_in_its_queue_alone(connection: Connection) -> None:
@@ -221,7 +221,7 @@ async def test_a_session_that_dies_returns_no_message_that_a_worker_has_claimed(
     [claimed] = await rows(connection, "claim")
     assert claimed["id"] == second
     await terminate(connection, doomed)
-    assert await value(connection, "_return_owned", quantity=10) == 1
+    assert await value(connection, "notifyq.return_owned", quantity=10) == 1
     for id_, state in ((first, "waiting"), (second, "locked")):
         row = await live(connection, id_)
         assert row is not None
@@ -237,7 +237,7 @@ async def test_what_an_index_has_found_and_another_has_claimed_is_not_handed_out
     assert (await claim_one(connection))["id"] == first
     # As if it had been claimed between the look into the index and the lock of the row.
     await connection.execute(
-        "create or replace function messages._found_by_index"
+        "create or replace function notifyq.find_by_index"
         "(queue text, quantity integer, filter jsonpath) returns bigint[] language sql "
         f"as 'select array[{first}, {second}]::bigint[]'"
     )
@@ -289,9 +289,9 @@ async def test_the_receipts_of_another_source_do_not_stand_for_those_that_are_lo
     connection: Connection,
 ) -> None:
     await connection.execute(
-        "insert into messages.relay_receipt (source, place) values ('a', '1'), ('b', '2')"
+        "insert into notifyq.relay_receipt (source, place) values ('a', '1'), ('b', '2')"
     )
-    check = "select messages._check_receipts($1, $2)"
+    check = "select notifyq.check_receipts($1, $2)"
     await connection.execute(check, "a", ["1"])
     for source, places in (("a", ["2"]), ("b", ["1"]), ("a", ["1", "2"])):
         with pytest.raises(LostReceiptsError):
@@ -308,7 +308,7 @@ async def test_a_newer_message_is_lost_in_no_older_one_that_has_given_up_its_key
     )
     await claim_one(connection)
     renewed = await connection.fetchval(
-        "select messages._renew(m.id, m, '2', 'replace', null) from messages.message as m"
+        "select notifyq.renew_message(m.id, m, '2', 'replace', null) from messages.message as m"
     )
     assert renewed == (id_ if scope == "live" else None)
     row = await live(connection, id_)
@@ -388,14 +388,14 @@ async def test_marks_of_other_targets_and_sources_are_neither_shown_nor_forgotte
     connection: Connection,
 ) -> None:
     await connection.execute(
-        "insert into messages.relay_mark (target, source, place, noted_at) "
+        "insert into notifyq.relay_mark (target, source, place, noted_at) "
         "values ('t', 's', '1', now()), ('other', 's', '2', now()), ('t', 'other', '3', now()), "
         "('t', 's', '4', now() - interval '2 hours')"
     )
-    marks = await connection.fetch("select messages.relay_marks('t', 's', interval '1 hour')")
+    marks = await connection.fetch("select notifyq.relay_marks('t', 's', interval '1 hour')")
     assert [row[0] for row in marks] == ["1"]
-    assert await connection.fetchval("select messages.relay_forget('t')") == 3
-    assert await connection.fetchval("select array_agg(place) from messages.relay_mark") == ["2"]
+    assert await connection.fetchval("select notifyq.relay_forget('t')") == 3
+    assert await connection.fetchval("select array_agg(place) from notifyq.relay_mark") == ["2"]
 
 
 @pytest.mark.usefixtures("stream")
@@ -429,7 +429,7 @@ async def test_a_message_that_has_given_up_its_key_and_waits_again_is_not_renewe
     row = await claim_one(connection)
     assert await value(connection, "release", id=id_, lock_token=row["lock_token"])
     renewed = await connection.fetchval(
-        "select messages._renew(m.id, m, '2', 'replace', null) from messages.message as m"
+        "select notifyq.renew_message(m.id, m, '2', 'replace', null) from messages.message as m"
     )
     assert renewed is None
     left = await live(connection, id_)

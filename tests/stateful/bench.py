@@ -42,7 +42,7 @@ select json_build_object(
   ),
   'redriven', (
     select json_agg(json_build_array(r.archive_id, r.message_id) order by r.archive_id)
-    from messages.redrive as r
+    from notifyq.redrive as r
   ),
   'queues', (
     select json_agg(json_build_array(q.name, q.paused, q.max_attempts) order by q.name)
@@ -55,7 +55,7 @@ select json_build_object(
 EMPTY = """
 delete from messages.message;
 delete from messages.message_archive;
-delete from messages.redrive;
+delete from notifyq.redrive;
 delete from messages.queue;
 select setval('messages.message_id_seq', 1, false);
 """

@@ -411,7 +411,7 @@ class Machine(Bench):
         # Only the server knows the new ids.
         pairs = self.session.run(
             self.session.ours.fetch(
-                "select message_id from messages.redrive where archive_id = any ($1) "
+                "select message_id from notifyq.redrive where archive_id = any ($1) "
                 "order by archive_id",
                 old,
             )

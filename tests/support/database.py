@@ -90,15 +90,16 @@ async def clear(connection: Connection) -> None:
         begin
           select string_agg(c.oid::regclass::text, ', ') into v_written
           from pg_class as c
-          where c.relnamespace = 'messages'::regnamespace and c.relkind = 'r'
+          where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
+            and c.relkind = 'r'
             and c.relname not in ('schema_version', 'segment') and pg_relation_size(c.oid) > 0;
           execute 'truncate ' || v_written || ' cascade';
           perform setval(s.seqrelid, s.seqstart, false)
           from pg_sequence as s
           where pg_sequence_last_value(s.seqrelid) is not null;
         end $$;
-        update messages.segment set stream = null, closed_at = null, sealed = null;
-        insert into messages.origin select (messages._here()).*;
+        update notifyq.segment set stream = null, closed_at = null, sealed = null;
+        insert into notifyq.origin select (notifyq.current_origin()).*;
         insert into messages.queue (name) values ('default');
     """)
 
@@ -221,18 +222,23 @@ class Notices:
         self._said.append((str(severity), str(message.message)))
 
 
+def qualified(function: str) -> str:
+    """Return the name of a function with its schema, which is `messages` unless it is given."""
+    return function if "." in function else f"messages.{function}"
+
+
 async def rows(connection: Connection, function: str, **arguments: Any) -> list[asyncpg.Record]:
     """Call a function of the schema with named arguments and return its rows."""
     named = ", ".join(f"{name} => ${number}" for number, name in enumerate(arguments, 1))
     return await connection.fetch(
-        f"select * from messages.{function}({named})", *arguments.values()
+        f"select * from {qualified(function)}({named})", *arguments.values()
     )
 
 
 async def value(connection: Connection, function: str, **arguments: Any) -> Any:
     """Call a function of the schema with named arguments and return its single value."""
     named = ", ".join(f"{name} => ${number}" for number, name in enumerate(arguments, 1))
-    return await connection.fetchval(f"select messages.{function}({named})", *arguments.values())
+    return await connection.fetchval(f"select {qualified(function)}({named})", *arguments.values())
 
 
 async def publish(connection: Connection, quantity: int, queue: str = "default") -> list[int]:
@@ -303,29 +309,32 @@ def _acl(label: str, acl: str, kind: str, owner: str, source: str) -> str:
 
 
 _RELATIONS = """pg_class as c join pg_namespace as n
-      on n.oid = c.relnamespace and n.nspname = 'messages' and c.relkind in ('r', 'p', 'v', 'S')"""
+      on n.oid = c.relnamespace and n.nspname in ('messages', 'notifyq') 
+      and c.relkind in ('r', 'p', 'v', 'S')"""
 _FUNCTIONS = (
-    "pg_proc as p join pg_namespace as n on n.oid = p.pronamespace and n.nspname = 'messages'"
+    "pg_proc as p join pg_namespace as n "
+    "on n.oid = p.pronamespace and n.nspname in ('messages', 'notifyq')"
 )
 _TYPES = """pg_type as t join pg_namespace as n
-      on n.oid = t.typnamespace and n.nspname = 'messages' and t.typtype in ('e', 'd', 'c')"""
+      on n.oid = t.typnamespace and n.nspname in ('messages', 'notifyq') 
+      and t.typtype in ('e', 'd', 'c')"""
 
 _CATALOG = (
     """
     select format('schema %s, owner %s, comment %s', n.nspname, n.nspowner::regrole,
       obj_description(n.oid, 'pg_namespace'))
-    from pg_namespace as n where n.nspname = 'messages'
+    from pg_namespace as n where n.nspname in ('messages', 'notifyq')
     """,
     f"""
     select format('relation %s: kind %s, persistence %s, owner %s, options %s, part of %s %s, '
-      'row security %s, comment %s', c.relname, c.relkind, c.relpersistence, c.relowner::regrole,
+      'row security %s, comment %s', c.oid::regclass, c.relkind, c.relpersistence, c.relowner::regrole,
       array(select o from unnest(c.reloptions) as o order by o), i.inhparent::regclass,
       pg_get_expr(c.relpartbound, c.oid), c.relrowsecurity, obj_description(c.oid, 'pg_class'))
     from {_RELATIONS} left join pg_inherits as i on i.inhrelid = c.oid
     """,
     f"""
     select format('column %s.%s: %s. %s, not null %s, default %s, identity %s, generated %s, '
-      'storage %s, statistics %s, options %s, comment %s', c.relname, a.attname,
+      'storage %s, statistics %s, options %s, comment %s', c.oid::regclass, a.attname,
       row_number() over (partition by c.oid order by a.attnum),
       format_type(a.atttypid, a.atttypmod), a.attnotnull, pg_get_expr(d.adbin, d.adrelid),
       a.attidentity, a.attgenerated, a.attstorage,
@@ -342,16 +351,16 @@ _CATALOG = (
       k.conrelid::regclass, pg_get_constraintdef(k.oid), k.convalidated,
       obj_description(k.oid, 'pg_constraint'))
     from pg_constraint as k join pg_namespace as n on n.oid = k.connamespace
-    where n.nspname = 'messages'
+    where n.nspname in ('messages', 'notifyq')
     """,
     """
-    select format('index %s: %s, valid %s, options %s', c.relname, pg_get_indexdef(x.indexrelid),
+    select format('index %s: %s, valid %s, options %s', c.oid::regclass, pg_get_indexdef(x.indexrelid),
       x.indisvalid, c.reloptions)
     from pg_index as x join pg_class as c on c.oid = x.indexrelid
-    join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'messages'
+    join pg_namespace as n on n.oid = c.relnamespace and n.nspname in ('messages', 'notifyq')
     """,
     f"""
-    select format('sequence %s: %s from %s to %s by %s, cycle %s, of %s %s', c.relname,
+    select format('sequence %s: %s from %s to %s by %s, cycle %s, of %s %s', c.oid::regclass,
       s.seqtypid::regtype, s.seqmin, s.seqmax, s.seqincrement, s.seqcycle, a.attrelid::regclass,
       a.attname)
     from {_RELATIONS} join pg_sequence as s on s.seqrelid = c.oid
@@ -360,13 +369,13 @@ _CATALOG = (
     left join pg_attribute as a on a.attrelid = d.refobjid and a.attnum = d.refobjsubid
     """,
     f"""
-    select format('view %s: %s', c.relname, pg_get_viewdef(c.oid))
+    select format('view %s: %s', c.oid::regclass, pg_get_viewdef(c.oid))
     from {_RELATIONS} where c.relkind = 'v'
     """,
     """
     select format('rule %s on %s: %s', r.rulename, r.ev_class::regclass, pg_get_ruledef(r.oid))
     from pg_rewrite as r join pg_class as c on c.oid = r.ev_class
-    join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'messages'
+    join pg_namespace as n on n.oid = c.relnamespace and n.nspname in ('messages', 'notifyq')
     """,
     f"""
     select format('function %s: owner %s, source %s, settings %s, definer %s, comment %s',
@@ -379,11 +388,11 @@ _CATALOG = (
     select format('trigger %s on %s: %s, enabled %s', g.tgname, g.tgrelid::regclass,
       pg_get_triggerdef(g.oid), g.tgenabled)
     from pg_trigger as g join pg_class as c on c.oid = g.tgrelid
-    join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'messages'
+    join pg_namespace as n on n.oid = c.relnamespace and n.nspname in ('messages', 'notifyq')
     where not g.tgisinternal
     """,
     f"""
-    select format('type %s: kind %s, labels %s, owner %s, comment %s', t.typname, t.typtype,
+    select format('type %s: kind %s, labels %s, owner %s, comment %s', t.oid::regtype, t.typtype,
       array(
         select e.enumlabel from pg_enum as e where e.enumtypid = t.oid order by e.enumsortorder
       ),
@@ -391,21 +400,22 @@ _CATALOG = (
     from {_TYPES}
     """,
     """
-    select format('column %s.%s: %s. %s', c.relname, a.attname, a.attnum,
+    select format('column %s.%s: %s. %s', c.oid::regclass, a.attname, a.attnum,
       format_type(a.atttypid, a.atttypmod))
     from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
     join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-    where n.nspname = 'messages' and c.relkind = 'c'
+    where n.nspname in ('messages', 'notifyq') and c.relkind = 'c'
     """,
-    _acl("'schema messages'", "n.nspacl", "n", "n.nspowner", "pg_namespace as n")
-    + "where n.nspname = 'messages'",
+    _acl("'schema ' || n.nspname", "n.nspacl", "n", "n.nspowner", "pg_namespace as n")
+    + "where n.nspname in ('messages', 'notifyq')",
     _acl("c.oid::regclass", "c.relacl", "r", "c.relowner", _RELATIONS),
     _acl("p.oid::regprocedure", "p.proacl", "f", "p.proowner", _FUNCTIONS),
     _acl("t.oid::regtype", "t.typacl", "T", "t.typowner", _TYPES),
     """
     select format('grant %s (%s): %s to %s', c.oid::regclass, a.attname, x.privilege_type,
       x.grantee::regrole)
-    from pg_class as c join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'messages'
+    from pg_class as c
+    join pg_namespace as n on n.oid = c.relnamespace and n.nspname in ('messages', 'notifyq')
     join pg_attribute as a on a.attrelid = c.oid and a.attacl is not null
     cross join lateral aclexplode(a.attacl) as x
     """,
@@ -413,7 +423,7 @@ _CATALOG = (
     select format('default grants of %s on %s: %s', a.defaclrole::regrole, a.defaclobjtype,
       a.defaclacl)
     from pg_default_acl as a join pg_namespace as n on n.oid = a.defaclnamespace
-    where n.nspname = 'messages'
+    where n.nspname in ('messages', 'notifyq')
     """,
     """
     select format('role %s: login %s, inherits %s, superuser %s, member of %s', r.rolname,
@@ -451,6 +461,6 @@ _STAMP = """
         where starelid >= 16384
       union all select format('setting %s', setconfig) from pg_db_role_setting
         where setdatabase = (select oid from pg_database where datname = current_database())
-      union all select format('version %s', version) from messages.schema_version
+      union all select format('version %s', version) from notifyq.schema_version
     ) as x (line)
 """

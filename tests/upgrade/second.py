@@ -40,7 +40,7 @@ alter table messages.queue
 update messages.queue as q set label = upper(q.name), patience = q.retention / 2;
 {of_queues}
 -- The child first: it may be one, or be separate.
-alter table messages.message_volatile add column note text;
+alter table notifyq.message_volatile add column note text;
 alter table messages.message add column note text;
 """
 
@@ -63,8 +63,8 @@ def set_version(root: Path, version: int, *, serves: int = SCHEMA_VERSION) -> No
     """Let the init files be those of a version that serves packages from another one on."""
     path = root / "init/bootstrap/schema.sql"
     text = path.read_text(encoding="ascii")
-    for name, number in (("version", version), ("serves", serves)):
-        pattern = rf"(function messages\.{name}\(\).*?  select )\d+;"
+    for name, number in (("messages.version", version), ("notifyq.oldest_client", serves)):
+        pattern = rf"(function {re.escape(name)}\(\).*?  select )\d+;"
         text, count = re.subn(pattern, rf"\g<1>{number};", text, count=1, flags=re.DOTALL)
         assert count == 1, name
     path.write_text(text, encoding="ascii")
@@ -92,9 +92,6 @@ def _add_argument(root: Path, name: str) -> str:
     found = replace(root, rf"comment on function {name}\((?P<types>[^)]*)\) is", "(COMMENT)")
     types = found["types"].rstrip()
     replace(root, r"\(COMMENT\)", f"comment on function {name}({types}, text) is")
-    # In the grants: each function that a role may call stands there once.
-    split = re.sub(r"\\?\s+", r"\\s+", re.escape(" ".join(types.split())))
-    replace(root, rf"    {name}\(\s*{split}\s*\)", f"    {name}({types}, text)")
     return f"{name}({' '.join(types.split())})"
 
 
@@ -102,7 +99,8 @@ def _drop(root: Path) -> None:
     name = GONE.partition("(")[0]
     comment = rf"comment on function {re.escape(GONE)} is.*?;\n"
     replace(root, rf"create or replace function {name}\((?:(?!create or).)*?{comment}", "")
-    replace(root, rf"    {re.escape(GONE)},\n", "")
+    # In the table of grants.
+    replace(root, r"finish_owned release_owned", "finish_owned")
 
 
 def _add_columns(root: Path) -> None:

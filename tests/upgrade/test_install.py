@@ -138,7 +138,7 @@ async def test_a_right_that_is_missing_inside_a_file_is_named(
 ) -> None:
     async with session(database) as connection:
         await connection.execute(f"alter schema messages owner to {role}")
-        await connection.execute(f"grant select on messages.schema_version to {role}")
+        await connection.execute(f"grant select on notifyq.schema_version to {role}")
         await connection.execute(f"set role {role}")
         with pytest.raises(AccessDeniedError, match=r"schema.sql: must be owner of .*superuser"):
             await schema.upgrade(connection, root)

@@ -129,7 +129,7 @@ async def test_a_redrive_takes_the_oldest_that_fit(connection: Connection) -> No
     middle = await connection.fetchval(
         "select archived_at from messages.message_archive where id = $1", other[0]
     )
-    redriven = "select array_agg(archive_id order by archive_id) from messages.redrive"
+    redriven = "select array_agg(archive_id order by archive_id) from notifyq.redrive"
 
     async def redrive(arguments: str, *values: object) -> int:
         count: int = await connection.fetchval(f"select messages.redrive({arguments})", *values)
@@ -169,7 +169,7 @@ async def test_a_record_goes_with_its_dead_message(connection: Connection) -> No
     await connection.fetchval(RETRY, dead[:2])
     deleted = await connection.fetchval("select messages.dead_delete(variadic $1)", dead[1:])
     assert deleted == 2
-    kept = await connection.fetch("select archive_id from messages.redrive")
+    kept = await connection.fetch("select archive_id from notifyq.redrive")
     assert [row["archive_id"] for row in kept] == dead[:1]
 
 
@@ -185,7 +185,7 @@ async def test_a_record_goes_with_the_day_of_its_dead_message(connection: Connec
     )
     await connection.fetchval(RETRY, dead)
     await connection.execute("select messages.maintain()")
-    kept = await connection.fetch("select archive_id from messages.redrive")
+    kept = await connection.fetch("select archive_id from notifyq.redrive")
     assert [row["archive_id"] for row in kept] == dead[1:]
 
 
@@ -194,7 +194,7 @@ async def test_only_admins_redrive_and_readers_see_it(connection: Connection) ->
         "select r, has_function_privilege(r, 'messages.dead_retry(bigint[])', 'execute') as one, "
         "has_function_privilege(r, 'messages.redrive(text, messages.message_status, timestamptz, "
         "timestamptz, integer, text)', 'execute') as slice, "
-        "has_table_privilege(r, 'messages.redrive', 'select') as seen "
+        "has_table_privilege(r, 'notifyq.redrive', 'select') as seen "
         "from unnest(array['notifyq_publisher', 'notifyq_worker', 'notifyq_reader', "
         "'notifyq_admin']) as r"
     )

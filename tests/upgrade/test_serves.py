@@ -241,7 +241,7 @@ async def test_the_files_and_statements_of_each_version_before_are_kept(
     """Else the way from there to here, or what its packages send, would not be tried."""
     assert [int(folder.name) for folder in RELEASED] == list(range(1, SCHEMA_VERSION))
     broken = [step.version for step in Files.find().migrations if step.is_breaking]
-    serves = await connection.fetchval("select messages.serves()")
+    serves = await connection.fetchval("select notifyq.oldest_client()")
     assert max(broken, default=1) <= serves <= SCHEMA_VERSION
 
 

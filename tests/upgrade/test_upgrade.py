@@ -47,7 +47,7 @@ async def rows(connection: Connection) -> dict[str, list[Any]]:
 
 
 async def versions(connection: Connection) -> list[int]:
-    found = await connection.fetch("select version from messages.schema_version order by 1")
+    found = await connection.fetch("select version from notifyq.schema_version order by 1")
     return [row["version"] for row in found]
 
 
@@ -287,7 +287,7 @@ async def test_each_migration_is_recorded(filled: str, second: Path) -> None:
         "-- breaking: no\n-- needs: owner\n\ncreate table messages.more (id bigint);\n"
         "select pg_sleep(0.2);\n"
         f"do $$ begin assert {NEXT} = "
-        "(select max(version) from messages.schema_version); end; $$;\n"
+        "(select max(version) from notifyq.schema_version); end; $$;\n"
     )
     set_version(second, BROKEN)
     async with session(filled) as connection:
@@ -306,7 +306,7 @@ async def test_a_migration_that_needs_a_superuser_says_so(
         await schema.install(connection)
         await connection.execute(f"alter schema messages owner to {role}; set role {role}")
         await connection.execute("reset role")
-        await connection.execute(f"grant select on messages.schema_version to {role}")
+        await connection.execute(f"grant select on notifyq.schema_version to {role}")
         await connection.execute(f"set role {role}")
         with pytest.raises(
             AccessDeniedError, match=f"{BROKEN:04}_power.sql needs a superuser, and {role}"
@@ -340,9 +340,9 @@ async def test_what_a_superuser_adds_becomes_the_owners(
         await schema.upgrade(connection, second)
         owners = await connection.fetch(
             "select distinct owner::regrole::text from (select relowner from pg_class "
-            "where relnamespace = 'messages'::regnamespace union all select proowner from pg_proc "
-            "where pronamespace = 'messages'::regnamespace union all select typowner from pg_type "
-            "where typnamespace = 'messages'::regnamespace) as o (owner)"
+            "where relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) union all select proowner from pg_proc "
+            "where pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) union all select typowner from pg_type "
+            "where typnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)) as o (owner)"
         )
         assert [row["owner"] for row in owners] == [role]
         # Functions that were there before, and are the role's, read the new table.
@@ -394,7 +394,7 @@ async def test_an_install_over_an_older_version_asks_for_an_upgrade(
 
 async def test_a_later_version_is_left_alone(database: str) -> None:
     async with session(database) as connection:
-        await connection.execute("insert into messages.schema_version values (99)")
+        await connection.execute("insert into notifyq.schema_version values (99)")
         before = await catalog_lines(connection)
         for action in (schema.install, schema.upgrade):
             with pytest.raises(SchemaTooNewError, match="version 99 is installed"):

@@ -73,7 +73,10 @@ async def test_a_token_between_the_look_and_the_question_for_it_does_not_wait_fo
 
     async def late(*args: Any) -> float:
         async def has_token() -> bool:
-            return bool(await value(connection, "token_in", queues=["q"]) == timedelta(days=1))
+            return bool(
+                await value(connection, "notifyq.rate_limit_wait", queues=["q"])
+                == timedelta(days=1)
+            )
 
         # The look behind us has found the bucket empty, and by now it is not.
         await until(has_token, "there is a token")

@@ -48,7 +48,7 @@ async def test_one_session_maintains_at_a_time(
 ) -> None:
     upkeep = Upkeep(app.database, 1, events)
     async with connection.transaction():
-        await connection.execute("select from messages.schema_version for update")
+        await connection.execute("select from notifyq.schema_version for update")
         assert not await upkeep.run_once()
     assert await upkeep.run_once()
     assert len(events.of(UpkeepDone)) == 1

@@ -56,7 +56,7 @@ async def test_a_worker_that_may_not_say_so_works_all_the_same(
     async def handle() -> None:
         handled.set()
 
-    await connection.execute("alter table messages.worker add constraint never_ck check (false)")
+    await connection.execute("alter table notifyq.worker add constraint never_ck check (false)")
     async with working(app):
         await handle.publish()
         await handled.wait()

@@ -3,7 +3,7 @@
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ020 stream not found, NQ021 subscription
 -- not found
 
-create or replace function messages._dead_of(
+create or replace function notifyq.dead_rows(
   queue text,
   status messages.message_status,
   subscriber text,
@@ -31,19 +31,19 @@ begin
     select k.id, k.archived_at
     from messages.message_archive as k
     where k.status <> 'success'
-      and k.queue = _dead_of.queue
-      and k.archived_at >= _dead_of.since
-      and (_dead_of.status is null or k.status = _dead_of.status)
-      and (_dead_of.subscriber is null or k.subscriber = _dead_of.subscriber)
+      and k.queue = dead_rows.queue
+      and k.archived_at >= dead_rows.since
+      and (dead_rows.status is null or k.status = dead_rows.status)
+      and (dead_rows.subscriber is null or k.subscriber = dead_rows.subscriber)
       -- `offset 0`: one look for each. Joined by a plan from when few were published again, all of
       -- these would be compared with each.
       and (
         is_redriven
-        or not exists (select from messages.redrive as r where r.archive_id = k.id offset 0)
+        or not exists (select from notifyq.redrive as r where r.archive_id = k.id offset 0)
       )
     order by k.archived_at desc, k.id desc
-    limit _dead_of.quantity
-    offset _dead_of.skip
+    limit dead_rows.quantity
+    offset dead_rows.skip
   ) as f
   join messages.message_archive as a on a.id = f.id and a.archived_at = f.archived_at
   order by f.archived_at desc, f.id desc;
@@ -69,7 +69,7 @@ create or replace function messages.dead_list(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   -- The dead have an index of their own; by that of queues all that succeeded would be read.
   set enable_seqscan = off
   set enable_bitmapscan = off
@@ -78,14 +78,14 @@ create or replace function messages.dead_list(
   set plan_cache_mode = force_generic_plan
 as $$
 begin
-  perform messages._check_quantity(dead_list.quantity, 10000);
+  perform notifyq.check_quantity(dead_list.quantity, 10000);
   if dead_list.skip < 0 then
-    perform messages._invalid(format('skip must not be negative: %s', dead_list.skip));
+    perform notifyq.raise_invalid(format('skip must not be negative: %s', dead_list.skip));
   end if;
   if dead_list.queue is not null then
     return query
     select d.*
-    from messages._dead_of(
+    from notifyq.dead_rows(
       queue, null, subscriber, '-infinity', false, dead_list.quantity, dead_list.skip
     ) as d;
     return;
@@ -95,7 +95,7 @@ begin
   from messages.dead_message as d
   where (dead_list.subscriber is null or d.subscriber = dead_list.subscriber)
     -- `offset 0`: one look for each, however few had been published again for the plan.
-    and not exists (select from messages.redrive as r where r.archive_id = d.id offset 0)
+    and not exists (select from notifyq.redrive as r where r.archive_id = d.id offset 0)
   order by d.archived_at desc, d.id desc
   limit dead_list.quantity
   offset dead_list.skip;
@@ -114,7 +114,7 @@ create or replace function messages.dead_count(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   -- The dead have an index of their own; by that of queues all that succeeded would be read.
   set enable_seqscan = off
   set enable_bitmapscan = off
@@ -132,7 +132,7 @@ begin
       from messages.message_archive as k
       where k.status <> 'success'
         and (dead_count.subscriber is null or k.subscriber = dead_count.subscriber)
-        and not exists (select from messages.redrive as r where r.archive_id = k.id)
+        and not exists (select from notifyq.redrive as r where r.archive_id = k.id)
     );
   end if;
   return (
@@ -141,7 +141,7 @@ begin
     where k.status <> 'success'
       and k.queue = dead_count.queue
       and (dead_count.subscriber is null or k.subscriber = dead_count.subscriber)
-      and not exists (select from messages.redrive as r where r.archive_id = k.id offset 0)
+      and not exists (select from notifyq.redrive as r where r.archive_id = k.id offset 0)
   );
 end;
 $$;
@@ -152,7 +152,7 @@ create or replace function messages.dead_retry(variadic ids bigint[])
   returns setof bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_dead bigint[];
@@ -171,14 +171,14 @@ begin
         -- Events that were skipped as a whole are in no row that could be handed out.
         and (d.subscriber is null or d.event_id is not null)
         -- `offset 0`: one look for each, however few had been published again for the plan.
-        and not exists (select from messages.redrive as r where r.archive_id = d.id offset 0)
+        and not exists (select from notifyq.redrive as r where r.archive_id = d.id offset 0)
       order by d.id
     ) as o
   ),
   -- The primary key lets one of two sessions publish: the other waits for its commit, then skips
   -- the row. In id order, so that two of them with common ids never wait for each other.
   recorded as (
-    insert into messages.redrive as r (archive_id, message_id)
+    insert into notifyq.redrive as r (archive_id, message_id)
     select d.id, d.message_id from dead as d order by d.id
     on conflict on constraint redrive_archive_id_pk do nothing
     returning r.archive_id
@@ -207,10 +207,10 @@ begin
   into v_dead, v_again, v_events
   from chosen as c;
   if v_events is not null then
-    perform messages._deliver_again(v_events);
+    perform notifyq.deliver_again(v_events);
   end if;
-  if exists (select from messages.dependency) then
-    perform messages._redirect(v_dead, v_again);
+  if exists (select from notifyq.dependency) then
+    perform notifyq.redirect_dependents(v_dead, v_again);
   end if;
   return query select u.id from unnest(v_again) as u (id);
 end;
@@ -228,7 +228,7 @@ create or replace function messages.dead_delete(variadic ids bigint[])
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -242,7 +242,7 @@ begin
     returning a.id
   ),
   forgotten as (
-    delete from messages.redrive as r
+    delete from notifyq.redrive as r
     using deleted as d
     where r.archive_id = d.id
   ),
@@ -262,7 +262,7 @@ comment on function messages.dead_delete(bigint[]) is
 
 -- An event stays in its stream, for the other subscribers: so a row of the archive that is about it
 -- has an id of its own, and several may be about one event. Whoever calls has locked the batch.
-create or replace function messages._archive_event(
+create or replace function notifyq.archive_event(
   stream text,
   subscriber text,
   event_id bigint,
@@ -287,17 +287,17 @@ begin
     message, headers, details, key, subscriber, event_id
   )
   values (
-    v_id, _archive_event.created_at, _archive_event.created_at, 0, 0, _archive_event.attempts,
-    _archive_event.status, _archive_event.stream, _archive_event.type, _archive_event.handled_by,
-    coalesce(_archive_event.message, 'null'), coalesce(_archive_event.headers, '{}'),
-    _archive_event.details, _archive_event.key, _archive_event.subscriber, _archive_event.event_id
+    v_id, archive_event.created_at, archive_event.created_at, 0, 0, archive_event.attempts,
+    archive_event.status, archive_event.stream, archive_event.type, archive_event.handled_by,
+    coalesce(archive_event.message, 'null'), coalesce(archive_event.headers, '{}'),
+    archive_event.details, archive_event.key, archive_event.subscriber, archive_event.event_id
   );
   return v_id;
 end;
 $$;
 
 -- One that is being handed out again at this moment already is left as it is.
-create or replace function messages._deliver_again(ids bigint[])
+create or replace function notifyq.deliver_again(ids bigint[])
   returns void
   language plpgsql
 as $$
@@ -308,8 +308,8 @@ begin
   for v_dead in
     select a.* from messages.message_archive as a where a.id = any (ids) order by a.id
   loop
-    v_subscription := messages._subscription(v_dead.queue, v_dead.subscriber);
-    insert into messages.event_retry as r (
+    v_subscription := notifyq.find_subscription(v_dead.queue, v_dead.subscriber);
+    insert into notifyq.event_retry as r (
       subscription, event_id, due_at, retries, reason, created_at, type, key, message, headers
     )
     values (
@@ -321,7 +321,7 @@ begin
       reason = excluded.reason
     where r.due_at is null;
   end loop;
-  perform messages._ring_stream(messages._stream(d.queue))
+  perform notifyq.notify_stream(notifyq.find_stream(d.queue))
   from (
     select distinct a.queue from messages.message_archive as a where a.id = any (ids)
   ) as d;
@@ -339,24 +339,24 @@ create or replace function messages.redrive(
   returns integer
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_ids bigint[];
 begin
-  perform messages._check_quantity(redrive.quantity, 100000);
+  perform notifyq.check_quantity(redrive.quantity, 100000);
   if redrive.status = 'success' then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'status must not be success', 'messages that succeeded are not dead; null means all that are'
     );
   end if;
   if redrive.queue is not null
     and not exists (select from messages.stream as s where s.name = redrive.queue)
   then
-    perform messages._queue(redrive.queue);
+    perform notifyq.find_queue(redrive.queue);
   end if;
   -- One at a time: a second session would choose the same messages and find them published.
-  lock table messages.redrive in share row exclusive mode;
+  lock table notifyq.redrive in share row exclusive mode;
   -- What was dropped is passed over; else its messages would stop all the others.
   v_ids := array(
     select d.id
@@ -366,7 +366,7 @@ begin
       and (redrive.since is null or d.archived_at >= redrive.since)
       and (redrive.until is null or d.archived_at < redrive.until)
       and (redrive.subscriber is null or d.subscriber = redrive.subscriber)
-      and not exists (select from messages.redrive as r where r.archive_id = d.id)
+      and not exists (select from notifyq.redrive as r where r.archive_id = d.id)
       and (
         exists (
           select from messages.queue as q where q.name = d.queue and d.subscriber is null

@@ -2,7 +2,7 @@
 --
 -- raises: NQ003 invalid argument
 
-create or replace function messages.archive_extent(
+create or replace function notifyq.archive_extent(
   since timestamptz default null,
   until timestamptz default null
 )
@@ -10,23 +10,23 @@ create or replace function messages.archive_extent(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
 begin
   return query
   select d.day
   from (
-    select e.day from messages.archive_days() as e (day)
+    select e.day from notifyq.archive_days() as e (day)
     union
-    select a.archived_at::date from messages.message_archive_default as a
+    select a.archived_at::date from notifyq.message_archive_default as a
   ) as d
   where (archive_extent.since is null or d.day + 1 > archive_extent.since)
     and (archive_extent.until is null or d.day < archive_extent.until)
   order by d.day;
 end;
 $$;
-comment on function messages.archive_extent(timestamptz, timestamptz) is
+comment on function notifyq.archive_extent(timestamptz, timestamptz) is
   'The days, in UTC, that the archive may have messages of, archived from since on and before '
   'until: those with a table, and those of messages that have none yet.';
 
@@ -42,7 +42,7 @@ create or replace function messages.archive_list(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set enable_sort = off
@@ -52,11 +52,11 @@ as $$
 declare
   v_since timestamptz := coalesce(since, '-infinity'::timestamptz);
 begin
-  perform messages._check_quantity(archive_list.quantity, 100000);
+  perform notifyq.check_quantity(archive_list.quantity, 100000);
   if status <> 'success' and archive_list.queue is not null then
     return query
     select a.*
-    from messages._dead_of(
+    from notifyq.dead_rows(
       queue, status, null, v_since, true, archive_list.quantity, 0
     ) as a;
     return;
@@ -75,7 +75,7 @@ begin
   return query
   select f.*
   from unnest(
-    case when archive_list.queue is null then messages._archived_queues()
+    case when archive_list.queue is null then notifyq.archived_queues()
       else array[archive_list.queue] end
   ) as q (name)
   cross join lateral (

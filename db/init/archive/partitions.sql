@@ -2,7 +2,7 @@
 --
 -- raises: nothing; a table that is in use is left to the next run
 
-create or replace function messages._partition_name(
+create or replace function notifyq.partition_name(
   day date,
   parent text default 'message_archive'
 )
@@ -14,14 +14,14 @@ as $$
 $$;
 
 -- Of the table parent, which is parted by the column instant.
-create or replace function messages._make_partition(parent text, instant text, day date)
+create or replace function notifyq.make_partition(parent text, instant text, day date)
   returns void
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_name text := messages._partition_name(day, parent);
+  v_name text := notifyq.partition_name(day, parent);
   v_default text := parent || '_default';
   v_from timestamptz := day::timestamp at time zone 'UTC';
   v_until timestamptz := (day + 1)::timestamp at time zone 'UTC';
@@ -29,26 +29,26 @@ begin
   -- Attached, not created in place: `create table ... partition of` would lock out every insert for
   -- as long as it waits for a reader of the archive.
   execute format(
-    'create table messages.%I (like messages.%I including defaults including '
+    'create table notifyq.%I (like messages.%I including defaults including '
     'constraints including storage including comments)', v_name, parent
   );
   -- Else a message archived between the move and the attachment would fail the latter.
-  execute format('lock table messages.%I in access exclusive mode', v_default);
+  execute format('lock table notifyq.%I in access exclusive mode', v_default);
   execute format(
     'with moved as ('
-    '  delete from messages.%I where %I >= %L and %I < %L returning *'
-    ') insert into messages.%I select * from moved',
+    '  delete from notifyq.%I where %I >= %L and %I < %L returning *'
+    ') insert into notifyq.%I select * from moved',
     v_default, instant, v_from, instant, v_until, v_name
   );
   execute format(
-    'alter table messages.%I attach partition messages.%I '
+    'alter table messages.%I attach partition notifyq.%I '
     'for values from (%L) to (%L)',
     parent, v_name, v_from, v_until
   );
 end;
 $$;
 
-create or replace function messages._make_partitions(ahead integer default null)
+create or replace function notifyq.make_partitions(ahead integer default null)
   returns integer
   language plpgsql
   set lock_timeout = '500ms'
@@ -75,14 +75,14 @@ begin
       union
       -- Days on which nobody made a partition, and rows went to the default one.
       select 'message_archive', 'archived_at', a.archived_at::date
-      from messages.message_archive_default as a
+      from notifyq.message_archive_default as a
       union
-      select 'attempt', 'ended_at', a.ended_at::date from messages.attempt_default as a
+      select 'attempt', 'ended_at', a.ended_at::date from notifyq.attempt_default as a
     ) as d
-    where to_regclass('messages.' || messages._partition_name(d.day, d.parent)) is null
+    where to_regclass('notifyq.' || notifyq.partition_name(d.day, d.parent)) is null
     order by d.parent desc, d.day
   loop
-    perform messages._make_partition(v_parent, v_instant, v_day);
+    perform notifyq.make_partition(v_parent, v_instant, v_day);
     v_made := v_made + 1;
   end loop;
   return v_made;
@@ -95,4 +95,4 @@ end;
 $$;
 
 -- Today must be there before the first message is archived.
-do $$ begin perform messages._make_partitions(3); end; $$;
+do $$ begin perform notifyq.make_partitions(3); end; $$;

@@ -1,7 +1,7 @@
 -- Retain: drop, compact and sweep what is past its time, in bounded steps.
 
 -- The tables of days that may have rows past a retention, and that are not dropped as they are.
-create or replace function messages._days_to_look_at(now timestamptz)
+create or replace function notifyq.days_to_retain(now timestamptz)
   returns setof text
   language plpgsql
   stable
@@ -15,7 +15,7 @@ declare
     )
     from messages.queue as q
   );
-  v_longest interval := messages._longest_keep();
+  v_longest interval := notifyq.longest_retention();
 begin
   -- One retention for all: days are dropped whole, and nothing is to be looked for in them.
   if v_shortest = v_longest then
@@ -27,14 +27,14 @@ begin
   join pg_class as c on c.oid = i.inhrelid
   where i.inhparent in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
     and c.relname ~ '^(message_archive|attempt)_\d{8}$'
-    and to_date(right(c.relname, 8), 'YYYYMMDD')::timestamptz + v_shortest <= _days_to_look_at.now
-    and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 > (_days_to_look_at.now - v_longest)::date
+    and to_date(right(c.relname, 8), 'YYYYMMDD')::timestamptz + v_shortest <= days_to_retain.now
+    and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 > (days_to_retain.now - v_longest)::date
   order by c.relname;
 end;
 $$;
 
 -- One step with one day. Null: it is done for now; else where to go on.
-create or replace function messages._retain_day(
+create or replace function notifyq.retain_day(
   relation text,
   now timestamptz,
   quantity bigint,
@@ -47,16 +47,16 @@ create or replace function messages._retain_day(
   language plpgsql
 as $$
 declare
-  v_plan messages.day_plan := messages._plan_day(relation, _retain_day.now);
+  v_plan notifyq.day_plan := notifyq.plan_day(relation, retain_day.now);
   v_weight record;
-  v_blocks constant bigint := greatest(_retain_day.quantity / 10, 1);
+  v_blocks constant bigint := greatest(retain_day.quantity / 10, 1);
 begin
   _removed := 0;
   _next_at := v_plan.next_at;
   if v_plan.brief <> '{}' then
-    _removed := messages._sweep_brief(v_plan, _retain_day.now, _retain_day.quantity);
-    if _removed >= _retain_day.quantity then
-      _next_at := _retain_day.now;
+    _removed := notifyq.sweep_brief(v_plan, retain_day.now, retain_day.quantity);
+    if _removed >= retain_day.quantity then
+      _next_at := retain_day.now;
       return;
     end if;
   end if;
@@ -65,35 +65,35 @@ begin
     return;
   end if;
   if _block is null then
-    select w.* into v_weight from messages._weigh_day(v_plan, _retain_day.few) as w;
+    select w.* into v_weight from notifyq.weigh_day(v_plan, retain_day.few) as w;
     if not v_weight._has_gone then
       return;
-    elsif not messages._is_in_lakes(relation) then
-      _next_at := least(_next_at, _retain_day.now + interval '10 minutes');
+    elsif not notifyq.is_in_lakes(relation) then
+      _next_at := least(_next_at, retain_day.now + interval '10 minutes');
       return;
     elsif v_weight._is_few then
-      _removed := messages._compact_day(relation, _retain_day.now);
+      _removed := notifyq.compact_day(relation, retain_day.now);
       if _removed is null then
         _removed := 0;
-        _next_at := _retain_day.now + interval '5 seconds';
+        _next_at := retain_day.now + interval '5 seconds';
       end if;
       return;
     end if;
     _block := 0;
   end if;
-  _removed := _removed + messages._sweep_blocks(v_plan, _block, v_blocks);
+  _removed := _removed + notifyq.sweep_blocks(v_plan, _block, v_blocks);
   _block := _block + v_blocks;
   if _block * current_setting('block_size')::bigint
-    >= pg_relation_size(format('messages.%I', relation)::regclass)
+    >= pg_relation_size(format('notifyq.%I', relation)::regclass)
   then
     _block := null;
   else
-    _next_at := _retain_day.now;
+    _next_at := retain_day.now;
   end if;
 end;
 $$;
 
-create or replace function messages._retain(
+create or replace function notifyq.retain(
   quantity bigint default 10000,
   few integer default 50000
 )
@@ -103,7 +103,7 @@ create or replace function messages._retain(
 as $$
 declare
   v_now timestamptz := clock_timestamp();
-  v_hash bigint := messages._keep_hash();
+  v_hash bigint := notifyq.retention_hash();
   v_relation text;
   v_block bigint;
   v_removed bigint := 0::bigint;
@@ -111,25 +111,25 @@ declare
 begin
   for v_relation, v_block in
     select d.relation, case when r.policy = v_hash then r.block end
-    from messages._days_to_look_at(v_now) as d (relation)
-    left join messages.retention_day as r on r.relation = d.relation
+    from notifyq.days_to_retain(v_now) as d (relation)
+    left join notifyq.retention_day as r on r.relation = d.relation
     where r.next_at is null or r.next_at <= v_now or r.policy <> v_hash
     order by r.next_at nulls first, d.relation
     limit 20
   loop
     begin
       select s.* into v_step
-      from messages._retain_day(v_relation, v_now, _retain.quantity, _retain.few, v_block) as s;
+      from notifyq.retain_day(v_relation, v_now, retain.quantity, retain.few, v_block) as s;
     exception
       -- Somebody deletes dead messages of that day.
       when lock_not_available or deadlock_detected then
         continue;
     end;
     v_removed := v_removed + v_step._removed;
-    if to_regclass(format('messages.%I', v_relation)) is null then
-      delete from messages.retention_day as r where r.relation = v_relation;
+    if to_regclass(format('notifyq.%I', v_relation)) is null then
+      delete from notifyq.retention_day as r where r.relation = v_relation;
     else
-      insert into messages.retention_day as r (relation, next_at, policy, block, removed)
+      insert into notifyq.retention_day as r (relation, next_at, policy, block, removed)
       values (
         v_relation,
         -- Where old snapshots make a step slow, it must not become all that happens.
@@ -152,7 +152,7 @@ $$;
 -- they are not even tried while somebody holds it for longer, and give up soon.
 
 -- Whether some session has had a lock of one of these tables for a while.
-create or replace function messages._is_held(relations regclass[])
+create or replace function notifyq.is_held(relations regclass[])
   returns boolean
   language plpgsql
 as $$
@@ -180,19 +180,19 @@ end;
 $$;
 
 -- While its archived row is there, a dead message must stay known as redriven; no longer.
-create or replace function messages._forget_redrives(plan messages.day_plan)
+create or replace function notifyq.forget_redrives(plan notifyq.day_plan)
   returns void
   language plpgsql
   set enable_seqscan = off
   set jit = off
 as $$
 begin
-  if plan.relation ~ '^attempt' or not exists (select from messages.redrive) then
+  if plan.relation ~ '^attempt' or not exists (select from notifyq.redrive) then
     return;
   end if;
   execute format(
-    'delete from messages.redrive as r where r.archive_id in ('
-    '  select a.id from messages.%I as a'
+    'delete from notifyq.redrive as r where r.archive_id in ('
+    '  select a.id from notifyq.%I as a'
     '  where a.status <> ''success'' and a.queue <> all (%L) and a.queue <> all (%L))',
     plan.relation, coalesce(plan.queues, '{}'), coalesce(plan.dead, '{}')
   );
@@ -200,24 +200,24 @@ end;
 $$;
 
 -- False: it is in use, and nothing changed.
-create or replace function messages._drop_day(relation text)
+create or replace function notifyq.drop_day(relation text)
   returns boolean
   language plpgsql
   set lock_timeout = '100ms'
 as $$
 declare
   v_parent text := regexp_replace(relation, '_\d+$', '');
-  v_plan messages.day_plan;
+  v_plan notifyq.day_plan;
 begin
-  if messages._is_held(array[format('messages.%I', v_parent), format('messages.%I', relation)]) then
+  if notifyq.is_held(array[format('messages.%I', v_parent), format('notifyq.%I', relation)]) then
     return false;
   end if;
   -- First the day alone, which no finish looks at.
-  execute format('lock table messages.%I in access exclusive mode', relation);
+  execute format('lock table notifyq.%I in access exclusive mode', relation);
   v_plan.relation := relation;
-  perform messages._forget_redrives(v_plan);
-  delete from messages.retention_day as r where r.relation = _drop_day.relation;
-  execute format('drop table messages.%I', relation);
+  perform notifyq.forget_redrives(v_plan);
+  delete from notifyq.retention_day as r where r.relation = drop_day.relation;
+  execute format('drop table notifyq.%I', relation);
   return true;
 exception
   when lock_not_available or deadlock_detected then
@@ -225,13 +225,13 @@ exception
 end;
 $$;
 
-create or replace function messages._drop_partitions()
+create or replace function notifyq.drop_partitions()
   returns integer
   language plpgsql
   set timezone = 'UTC'
 as $$
 declare
-  v_keep timestamptz := clock_timestamp() - messages._longest_keep();
+  v_keep timestamptz := clock_timestamp() - notifyq.longest_retention();
   v_name text;
   v_dropped integer := 0;
   v_busy text[] := array[]::text[];
@@ -243,13 +243,13 @@ begin
     where i.inhparent in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
       and c.relname ~ '^(message_archive|attempt)_\d{8}$'
       and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= v_keep::date
-      and messages._is_in_lakes(c.relname::text)
+      and notifyq.is_in_lakes(c.relname::text)
     order by c.relname
     -- Each takes a dozen locks, of which a server has not very many.
     limit 10
   loop
     continue when regexp_replace(v_name, '_\d+$', '') = any (v_busy);
-    if messages._drop_day(v_name) then
+    if notifyq.drop_day(v_name) then
       v_dropped := v_dropped + 1;
     else
       v_busy := array_append(v_busy, regexp_replace(v_name, '_\d+$', ''));
@@ -265,11 +265,11 @@ $$;
 
 -- The rows that are to stay go into a table that takes its place. Null: it is in use; else about
 -- how many rows are gone. If none is to stay, the table is gone as well.
-create or replace function messages._compact_day(relation text, now timestamptz)
+create or replace function notifyq.compact_day(relation text, now timestamptz)
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set lock_timeout = '100ms'
   set timezone = 'UTC'
   set jit = off
@@ -278,40 +278,40 @@ declare
   v_parent text := regexp_replace(relation, '_\d+$', '');
   v_day timestamptz := to_date(right(relation, 8), 'YYYYMMDD')::timestamptz;
   v_new text := relation || '_new';
-  v_plan messages.day_plan;
-  v_rows bigint := messages._count_about(relation);
+  v_plan notifyq.day_plan;
+  v_rows bigint := notifyq.estimate_count(format('notifyq.%I', relation)::regclass);
   v_left bigint;
 begin
-  if messages._is_held(array[format('messages.%I', v_parent), format('messages.%I', relation)]) then
+  if notifyq.is_held(array[format('messages.%I', v_parent), format('notifyq.%I', relation)]) then
     return null;
   end if;
   -- Its readers go on. Nobody writes into a day that is over, but for who deletes dead messages
   -- and transactions that have archived and not committed since.
-  execute format('lock table messages.%I in share mode', relation);
-  v_plan := messages._plan_day(relation, _compact_day.now);
-  if not messages._is_in_lakes(relation) then
+  execute format('lock table notifyq.%I in share mode', relation);
+  v_plan := notifyq.plan_day(relation, compact_day.now);
+  if not notifyq.is_in_lakes(relation) then
     return null;
   end if;
-  execute format('create table messages.%I (like messages.%I including all)', v_new, relation);
+  execute format('create table notifyq.%I (like notifyq.%I including all)', v_new, relation);
   execute format(
-    'insert into messages.%I select f.* from ('
-    '  select a.* from messages.%I as a where a.queue = any (%L)'
-    '  union all select a.* from messages.%I as a'
+    'insert into notifyq.%I select f.* from ('
+    '  select a.* from notifyq.%I as a where a.queue = any (%L)'
+    '  union all select a.* from notifyq.%I as a'
     '    where a.queue = any (%L) and a.status = ''success'''
-    '  union all select a.* from messages.%I as a'
+    '  union all select a.* from notifyq.%I as a'
     '    where a.queue = any (%L) and a.status <> ''success'''
     ') as f', v_new, relation, v_plan.queues, relation, v_plan.success, relation, v_plan.dead
   );
   get diagnostics v_left = row_count;
-  perform messages._forget_redrives(v_plan);
+  perform notifyq.forget_redrives(v_plan);
   -- From here on the archive is held.
-  execute format('drop table messages.%I', relation);
+  execute format('drop table notifyq.%I', relation);
   if v_left = 0 then
-    execute format('drop table messages.%I', v_new);
+    execute format('drop table notifyq.%I', v_new);
   else
-    execute format('alter table messages.%I rename to %I', v_new, relation);
+    execute format('alter table notifyq.%I rename to %I', v_new, relation);
     execute format(
-      'alter table messages.%I attach partition messages.%I for values from (%L) to (%L)',
+      'alter table messages.%I attach partition notifyq.%I for values from (%L) to (%L)',
       v_parent, relation, v_day, v_day + interval '1 day'
     );
   end if;
@@ -325,22 +325,22 @@ $$;
 -- Sweep: delete rows past the retention of their queue from days of which many others stay.
 
 -- How far each lake is. Null: that is not known, and then nothing may go.
-create or replace function messages._lake_places()
+create or replace function notifyq.lake_positions()
   returns pg_snapshot[]
   language plpgsql
   stable
 as $$
 begin
-  if exists (select from messages.lake as l where messages._lake_obstacle(l) is not null) then
+  if exists (select from notifyq.lake as l where notifyq.lake_obstacle(l) is not null) then
     return null;
   end if;
-  return array(select split_part(l.place, '/', 2)::pg_snapshot from messages.lake as l);
+  return array(select split_part(l.place, '/', 2)::pg_snapshot from notifyq.lake as l);
 end;
 $$;
 
 -- Whether any row is to go, and whether those that are to stay are few.
-create or replace function messages._weigh_day(
-  plan messages.day_plan,
+create or replace function notifyq.weigh_day(
+  plan notifyq.day_plan,
   most integer,
   out _has_gone boolean,
   out _is_few boolean
@@ -353,10 +353,10 @@ create or replace function messages._weigh_day(
 as $$
 begin
   execute format(
-    'select exists (select from messages.%I as a where a.queue = any (%L))'
-    ' or exists (select from messages.%I as a'
+    'select exists (select from notifyq.%I as a where a.queue = any (%L))'
+    ' or exists (select from notifyq.%I as a'
     '   where a.queue = any (%L) and a.status = ''success'')'
-    ' or exists (select from messages.%I as a'
+    ' or exists (select from notifyq.%I as a'
     '   where a.queue = any (%L) and a.status <> ''success'')',
     plan.relation, plan.gone, plan.relation, plan.dead, plan.relation, plan.success
   ) into _has_gone;
@@ -365,10 +365,10 @@ begin
   end if;
   execute format(
     'select count(*) <= %L from ('
-    '  select from messages.%I as a where a.queue = any (%L)'
-    '  union all select from messages.%I as a'
+    '  select from notifyq.%I as a where a.queue = any (%L)'
+    '  union all select from notifyq.%I as a'
     '    where a.queue = any (%L) and a.status = ''success'''
-    '  union all select from messages.%I as a'
+    '  union all select from notifyq.%I as a'
     '    where a.queue = any (%L) and a.status <> ''success'''
     '  limit %L) as f',
     most, plan.relation, plan.queues, plan.relation, plan.success, plan.relation, plan.dead,
@@ -379,8 +379,8 @@ $$;
 
 -- Delete what is to go from some blocks of a day's table: each is read once, whatever it has, so
 -- that a day of any size is gone through in steps of one size.
-create or replace function messages._sweep_blocks(
-  plan messages.day_plan,
+create or replace function notifyq.sweep_blocks(
+  plan notifyq.day_plan,
   block bigint,
   blocks bigint
 )
@@ -391,13 +391,13 @@ as $$
 declare
   v_removed bigint := 0::bigint;
   v_dead bigint[];
-  v_places pg_snapshot[] := messages._lake_places();
+  v_places pg_snapshot[] := notifyq.lake_positions();
   v_first text := '(' || block || ',0)';
   v_until text := '(' || block + blocks || ',0)';
 begin
   if plan.relation ~ '^attempt' then
     execute format(
-      'delete from messages.%I as t where t.ctid >= %L::tid and t.ctid < %L::tid'
+      'delete from notifyq.%I as t where t.ctid >= %L::tid and t.ctid < %L::tid'
       ' and t.queue = any (%L)',
       plan.relation, v_first, v_until, plan.gone
     );
@@ -405,7 +405,7 @@ begin
   elsif v_places is not null then
     execute format(
       'with gone as ('
-      '  delete from messages.%I as a where a.ctid >= %L::tid and a.ctid < %L::tid'
+      '  delete from notifyq.%I as a where a.ctid >= %L::tid and a.ctid < %L::tid'
       '  and (a.queue = any (%L) or a.queue = any (%L) and a.status = ''success'''
       '    or a.queue = any (%L) and a.status <> ''success'')'
       '  and not exists (select from unnest(%L::pg_snapshot[]) as s (seen)'
@@ -415,15 +415,15 @@ begin
       plan.relation, v_first, v_until, plan.gone,
       plan.dead, plan.success, v_places
     ) into v_removed, v_dead;
-    delete from messages.redrive as r where r.archive_id = any (v_dead);
+    delete from notifyq.redrive as r where r.archive_id = any (v_dead);
   end if;
   return v_removed;
 end;
 $$;
 
 -- Delete up to quantity rows of queues that are kept for less than a day, the oldest first.
-create or replace function messages._sweep_brief(
-  plan messages.day_plan,
+create or replace function notifyq.sweep_brief(
+  plan notifyq.day_plan,
   now timestamptz,
   quantity bigint
 )
@@ -434,7 +434,7 @@ create or replace function messages._sweep_brief(
   set jit = off
 as $$
 declare
-  v_places pg_snapshot[] := messages._lake_places();
+  v_places pg_snapshot[] := notifyq.lake_positions();
   v_queue text;
   v_success interval;
   v_dead interval;
@@ -446,25 +446,25 @@ begin
     return v_removed;
   end if;
   for v_queue, v_success, v_dead in
-    select k.queue, k.success, k.dead from messages._keeps(plan.brief) as k order by k.queue
+    select k.queue, k.success, k.dead from notifyq.queue_retention(plan.brief) as k order by k.queue
   loop
     execute format(
       'with gone as ('
-      '  delete from messages.%I as a where a.ctid = any (array('
-      '    select f.ctid from messages.%I as f where f.queue = %L and f.archived_at < %L'
+      '  delete from notifyq.%I as a where a.ctid = any (array('
+      '    select f.ctid from notifyq.%I as f where f.queue = %L and f.archived_at < %L'
       '    and (f.archived_at < %L or (f.status = ''success'') = %L)'
       '    order by f.archived_at limit %L))'
       '  and not exists (select from unnest(%L::pg_snapshot[]) as s (seen)'
       '    where not pg_visible_in_snapshot(a.xid, s.seen))'
       '  returning a.id, a.status'
       ') select count(*), array_agg(g.id) filter (where g.status <> ''success'') from gone as g',
-      plan.relation, plan.relation, v_queue, _sweep_brief.now - least(v_success, v_dead),
-      _sweep_brief.now - greatest(v_success, v_dead), v_success < v_dead,
-      _sweep_brief.quantity - v_removed, v_places
+      plan.relation, plan.relation, v_queue, sweep_brief.now - least(v_success, v_dead),
+      sweep_brief.now - greatest(v_success, v_dead), v_success < v_dead,
+      sweep_brief.quantity - v_removed, v_places
     ) into v_count, v_died;
-    delete from messages.redrive as r where r.archive_id = any (v_died);
+    delete from notifyq.redrive as r where r.archive_id = any (v_died);
     v_removed := v_removed + v_count;
-    exit when v_removed >= _sweep_brief.quantity;
+    exit when v_removed >= sweep_brief.quantity;
   end loop;
   return v_removed;
 end;

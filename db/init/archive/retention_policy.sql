@@ -3,7 +3,7 @@
 -- raises: NQ003 invalid argument
 
 -- A day whose rows are all older is dropped as it is.
-create or replace function messages._longest_keep()
+create or replace function notifyq.longest_retention()
   returns interval
   language sql
   stable
@@ -17,8 +17,8 @@ as $$
 $$;
 
 -- Of queues by name. One that is not there was dropped, or is a stream, whose events died.
-create or replace function messages._keeps(queues text[])
-  returns setof messages.queue_keep
+create or replace function notifyq.queue_retention(queues text[])
+  returns setof notifyq.queue_keep
   language sql
   stable
 as $$
@@ -27,14 +27,14 @@ as $$
     coalesce(
       q.retention_dead, q.retention, p.retention_dead, p.retention, l.keep
     )
-  from unnest(_keeps.queues) as u (name)
+  from unnest(queue_retention.queues) as u (name)
   left join messages.archive_policy as p on true
-  cross join messages._longest_keep() as l (keep)
+  cross join notifyq.longest_retention() as l (keep)
   left join messages.queue as q on q.name = u.name;
 $$;
 
 -- What says that a day must be looked through again, also where an UPDATE changed a queue.
-create or replace function messages._keep_hash()
+create or replace function notifyq.retention_hash()
   returns bigint
   language sql
   stable
@@ -55,20 +55,20 @@ $$;
 
 -- Whether a day's table may go: a lake comes first. One that is not exported any more is told of by
 -- `notifyq doctor`.
-create or replace function messages._is_in_lakes(relation text)
+create or replace function notifyq.is_in_lakes(relation text)
   returns boolean
   language plpgsql
   stable
 as $$
 begin
   return relation ~ '^attempt' or not exists (
-    select from messages.lake as l where not messages._is_exported(l, relation)
+    select from notifyq.lake as l where not notifyq.is_exported(l, relation)
   );
 end;
 $$;
 
 -- The queues of the rows in a day's table.
-create or replace function messages._queues_of(relation text)
+create or replace function notifyq.queues_of(relation text)
   returns text[]
   language plpgsql
   stable
@@ -80,17 +80,17 @@ declare
 begin
   if relation ~ '^attempt' then
     -- They are few, and have no index by queue.
-    execute format('select array(select distinct t.queue from messages.%I as t)', relation)
+    execute format('select array(select distinct t.queue from notifyq.%I as t)', relation)
     into v_queues;
     return v_queues;
   end if;
   -- From one queue to the next by the index: as many looks as queues, not as many as rows.
   execute format(
     'with recursive step as ('
-    '  (select a.queue from messages.%I as a order by a.queue limit 1)'
+    '  (select a.queue from notifyq.%I as a order by a.queue limit 1)'
     '  union all'
     '  select ('
-    '    select a.queue from messages.%I as a where a.queue > s.queue order by a.queue limit 1'
+    '    select a.queue from notifyq.%I as a where a.queue > s.queue order by a.queue limit 1'
     '  ) from step as s where s.queue is not null'
     ') select array(select s.queue from step as s where s.queue is not null)', relation, relation
   ) into v_queues;
@@ -101,8 +101,8 @@ $$;
 -- What is to become of a day's table. Of the queues in it all rows of `queues` are to stay and none
 -- of `gone`; of `success` and `dead` those that ended so. Retentions of a day and more are over
 -- when they are for the whole day; what has a shorter one goes as it ages: `brief`, until then.
-create or replace function messages._plan_day(relation text, now timestamptz)
-  returns messages.day_plan
+create or replace function notifyq.plan_day(relation text, now timestamptz)
+  returns notifyq.day_plan
   language plpgsql
   stable
   set timezone = 'UTC'
@@ -114,7 +114,7 @@ declare
   v_shortest interval := (
     select min(least(q.retention, q.retention_dead)) from messages.queue as q
   );
-  v_plan messages.day_plan;
+  v_plan notifyq.day_plan;
 begin
   select relation,
     coalesce(array_agg(c.queue) filter (where not c.past and not c.dead_past), '{}'),
@@ -124,34 +124,34 @@ begin
     coalesce(array_agg(c.queue) filter (
       where c.is_brief and not (c.past and c.dead_past)), '{}'),
     -- A late commit may bring a row into any day.
-    least(min(c.next_at), _plan_day.now + interval '1 day')
+    least(min(c.next_at), plan_day.now + interval '1 day')
   into v_plan
   from (
     select k.queue,
-      v_until + k.success <= _plan_day.now as past,
-      v_until + k.dead <= _plan_day.now as dead_past,
+      v_until + k.success <= plan_day.now as past,
+      v_until + k.dead <= plan_day.now as dead_past,
       v_is_archive and least(k.success, k.dead) < interval '1 day'
-        and v_from + least(k.success, k.dead) < _plan_day.now as is_brief,
+        and v_from + least(k.success, k.dead) < plan_day.now as is_brief,
       least(
-        case when v_until + k.success > _plan_day.now then v_until + k.success end,
-        case when v_until + k.dead > _plan_day.now then v_until + k.dead end
+        case when v_until + k.success > plan_day.now then v_until + k.success end,
+        case when v_until + k.dead > plan_day.now then v_until + k.dead end
       ) as next_at
     from (
       select n.queue,
         -- An attempt may be of either: it stays while one of them does.
         case when v_is_archive then n.success else greatest(n.success, n.dead) end as success,
         case when v_is_archive then n.dead else greatest(n.success, n.dead) end as dead
-      from messages._keeps(messages._queues_of(relation)) as n
+      from notifyq.queue_retention(notifyq.queues_of(relation)) as n
     ) as k
   ) as c;
   -- A queue may have no row in it yet.
-  if v_until > _plan_day.now then
+  if v_until > plan_day.now then
     v_plan.next_at := least(v_plan.next_at, v_until + v_shortest);
   end if;
-  if v_is_archive and v_shortest < interval '1 day' and v_until + v_shortest > _plan_day.now then
+  if v_is_archive and v_shortest < interval '1 day' and v_until + v_shortest > plan_day.now then
     v_plan.next_at := least(
       v_plan.next_at,
-      greatest(v_from, _plan_day.now) + greatest(v_shortest / 10, interval '10 seconds')
+      greatest(v_from, plan_day.now) + greatest(v_shortest / 10, interval '10 seconds')
     );
   end if;
   return v_plan;
@@ -168,7 +168,7 @@ create or replace function messages.alter_archive(
   returns messages.archive_policy
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_policy messages.archive_policy;
@@ -180,10 +180,10 @@ begin
   v_policy.retention_dead :=
     nullif(coalesce(retention_dead, v_policy.retention_dead), interval '0');
   v_policy.days_ahead := coalesce(days_ahead, v_policy.days_ahead);
-  perform messages._check_positive('retention', v_policy.retention);
-  perform messages._check_positive('retention_dead', v_policy.retention_dead);
+  perform notifyq.check_positive('retention', v_policy.retention);
+  perform notifyq.check_positive('retention_dead', v_policy.retention_dead);
   if v_policy.days_ahead not between 1 and 366 then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('days_ahead must be between 1 and 366, not %s', v_policy.days_ahead)
     );
   end if;
@@ -202,13 +202,13 @@ comment on function messages.alter_archive(interval, interval, integer) is
 -- How many rows of each queue a day's table has. Counted where it is small; of a large one by the
 -- statistics of the server, then the queues that are not among its most common values are one row
 -- without a name, and nobody counted the dead.
-create or replace function messages._weigh_queues(relation text)
+create or replace function notifyq.weigh_queues(relation text)
   returns setof messages.retention_report
   language plpgsql
   stable
 as $$
 declare
-  v_class regclass := format('messages.%I', relation)::regclass;
+  v_class regclass := format('notifyq.%I', relation)::regclass;
   v_bytes bigint := pg_total_relation_size(v_class);
   v_rows bigint;
 begin
@@ -217,16 +217,16 @@ begin
       'select a.queue, true, null::interval, null::interval, count(*),'
       ' count(*) filter (where a.status <> ''success''),'
       ' (%L * count(*) / sum(count(*)) over ())::bigint, %L::date'
-      ' from messages.%I as a group by a.queue',
+      ' from notifyq.%I as a group by a.queue',
       v_bytes, to_date(right(relation, 8), 'YYYYMMDD'), relation
     );
     return;
   end if;
-  v_rows := messages._count_about(relation);
+  v_rows := notifyq.estimate_count(v_class);
   return query
   with known as (
     select c._value as queue, c._share as share
-    from messages._common_values(relation, 'queue') as c
+    from notifyq.common_values(v_class, 'queue') as c
   )
   select k.queue, true, null::interval, null::interval, (v_rows * k.share)::bigint, null::bigint,
     (v_bytes * k.share)::bigint, to_date(right(relation, 8), 'YYYYMMDD')
@@ -244,7 +244,7 @@ create or replace function messages.retention_info()
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
@@ -254,7 +254,7 @@ begin
       sum(w.bytes)::bigint as bytes, min(w.first_day) as first_day
     from pg_inherits as i
     join pg_class as c on c.oid = i.inhrelid
-    cross join lateral messages._weigh_queues(c.relname::text) as w
+    cross join lateral notifyq.weigh_queues(c.relname::text) as w
     where i.inhparent = 'messages.message_archive'::regclass
       and c.relname ~ '^message_archive_\d{8}$'
       and w.rows > 0
@@ -269,7 +269,7 @@ begin
   select e.queue, e.is_known, p.success, p.dead, coalesce(e.rows, 0),
     case when e.rows is null then 0 else e.dead end, coalesce(e.bytes, 0), e.first_day
   from each as e
-  left join lateral messages._keeps(array[e.queue]) as p on e.queue is not null
+  left join lateral notifyq.queue_retention(array[e.queue]) as p on e.queue is not null
   order by e.bytes desc nulls last, e.queue;
 end;
 $$;
@@ -280,16 +280,16 @@ comment on function messages.retention_info() is
   'with their indexes, and from which day on. Days of more than 8 MB go by the statistics of the '
   'server: figures are about right, dead is null, and rare queues are one row without a name.';
 
-create or replace function messages._next_step(relation text, now timestamptz)
+create or replace function notifyq.next_step(relation text, now timestamptz)
   returns text
   language plpgsql
   stable
 as $$
 declare
-  v_plan messages.day_plan := messages._plan_day(relation, _next_step.now);
+  v_plan notifyq.day_plan := notifyq.plan_day(relation, next_step.now);
   v_weight record;
 begin
-  select w.* into v_weight from messages._weigh_day(v_plan, 50000) as w;
+  select w.* into v_weight from notifyq.weigh_day(v_plan, 50000) as w;
   return case
     when v_weight._has_gone and v_weight._is_few and v_plan.queues || v_plan.success || v_plan.dead
       = '{}' then 'drop'
@@ -305,13 +305,13 @@ create or replace function messages.archive_info()
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
 declare
   v_now timestamptz := clock_timestamp();
-  v_longest interval := messages._longest_keep();
-  v_look text[] := array(select messages._days_to_look_at(v_now));
+  v_longest interval := notifyq.longest_retention();
+  v_look text[] := array(select notifyq.days_to_retain(v_now));
 begin
   return query
   select d.day, w.rows, w.dead, pg_relation_size(d.class) <= 8000000,
@@ -320,12 +320,12 @@ begin
     coalesce(r.removed, 0), g.goes_at, r.next_at,
     case
       when d.day + 1 <= (v_now - v_longest)::date then 'drop'
-      when d.name = any (v_look) then messages._next_step(d.name, v_now)
+      when d.name = any (v_look) then notifyq.next_step(d.name, v_now)
     end,
     (
-      select l.location from messages.lake as l
+      select l.location from notifyq.lake as l
       where w.rows > 0 and g.goes_at <= v_now + interval '1 day'
-        and not messages._is_exported(l, d.name)
+        and not notifyq.is_exported(l, d.name)
       order by l.id limit 1
     )
   from (
@@ -340,16 +340,16 @@ begin
     select coalesce(sum(q.rows), 0)::bigint as rows,
       case when count(q.dead) = count(*) then coalesce(sum(q.dead), 0)::bigint else (
         select (sum(q.rows) * (1 - coalesce(sum(c._share), 0)))::bigint
-        from messages._common_values(d.name, 'status') as c
+        from notifyq.common_values(d.class, 'status') as c
         where c._value = 'success'
       ) end as dead
-    from messages._weigh_queues(d.name) as q
+    from notifyq.weigh_queues(d.name) as q
   ) as w
   cross join lateral (
     select (d.day + 1)::timestamptz + max(greatest(k.success, k.dead)) as goes_at
-    from messages._keeps(messages._queues_of(d.name)) as k
+    from notifyq.queue_retention(notifyq.queues_of(d.name)) as k
   ) as g
-  left join messages.retention_day as r on r.relation = d.name
+  left join notifyq.retention_day as r on r.relation = d.name
   order by d.day;
 end;
 $$;

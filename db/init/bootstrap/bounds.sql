@@ -2,7 +2,7 @@
 
 -- Each part has a bound of its own: '5000000 years -1800000000 days' compares as a few years, and
 -- adding it to an instant overflows on the way.
-create or replace function messages._is_duration(value interval)
+create or replace function notifyq.is_duration(value interval)
   returns boolean
   language sql
   immutable
@@ -16,7 +16,7 @@ as $$
 $$;
 
 -- A span that was measured or added up, as every client can hold it.
-create or replace function messages._span(seconds double precision)
+create or replace function notifyq.bounded_interval(seconds double precision)
   returns interval
   language sql
   immutable
@@ -26,7 +26,7 @@ as $$
 $$;
 
 -- The years that dates have in most languages.
-create or replace function messages._is_instant(value timestamptz)
+create or replace function notifyq.is_instant(value timestamptz)
   returns boolean
   language sql
   immutable

@@ -1,4 +1,5 @@
--- Schema: the namespace of everything, and which version of it is installed.
+-- Schemas: messages has what people and their programs call and read, notifyq all the rest; and
+-- which version of both is installed.
 --
 -- raises: NQ901 another version is installed
 
@@ -9,18 +10,38 @@ begin
   if to_regnamespace('messages') is null then
     create schema messages;
   end if;
+  -- Helpers are replaced by the same role as the functions that call them.
+  if to_regnamespace('notifyq') is null then
+    execute format(
+      'create schema notifyq authorization %I',
+      (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'messages')
+    );
+  end if;
+exception
+  when insufficient_privilege then
+    raise exception using
+      errcode = '42501',
+      message = 'the schemas messages and notifyq cannot be created here: ' || sqlerrm,
+      hint = format(
+        'let an administrator of database %I run: create schema if not exists messages '
+        'authorization %I; create schema if not exists notifyq authorization %I',
+        current_database(), current_user, current_user
+      );
 end;
 $$;
 comment on schema messages is
   'notifyq: a message queue in PostgreSQL. Publish with messages.publish() or a plain insert into '
   'messages.message.';
+comment on schema notifyq is
+  'notifyq: helpers, private tables and partitions, and functions that only its own processes '
+  'call. Use schema messages.';
 
-create table if not exists messages.schema_version (
+create table if not exists notifyq.schema_version (
   version integer not null,
   installed_at timestamptz not null default clock_timestamp(),
   constraint schema_version_version_pk primary key (version)
 );
-comment on table messages.schema_version is
+comment on table notifyq.schema_version is
   'One row for each version of the schema that was installed here; the largest is in force.';
 
 create or replace function messages.version()
@@ -28,29 +49,29 @@ create or replace function messages.version()
   language sql
   immutable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
   select 1;
 $$;
 comment on function messages.version() is
   'The version of the schema that these functions need and that 99_check.sql records.';
 
-create or replace function messages.serves()
+create or replace function notifyq.oldest_client()
   returns integer
   language sql
   immutable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
   select 1;
 $$;
-comment on function messages.serves() is
+comment on function notifyq.oldest_client() is
   'The oldest version whose packages still work with this schema; they refuse it if theirs is '
   'older.';
 
 do $$
 declare
-  v_installed integer := (select max(s.version) from messages.schema_version as s);
+  v_installed integer := (select max(s.version) from notifyq.schema_version as s);
 begin
   -- The files of tables/ create what is missing but never alter a table: run over an older
   -- schema they would leave new functions beside old tables. A migration records its version

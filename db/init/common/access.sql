@@ -7,7 +7,7 @@
 -- ROLE, else that of the session. A queue without grants is open to all who have the function. Who
 -- calls one asks first whether there is any grant, which in most databases ends the matter.
 
-create or replace function messages._caller()
+create or replace function notifyq.calling_role()
   returns text
   language sql
   stable
@@ -16,85 +16,85 @@ as $$
 $$;
 
 -- Usage, not membership: what a role may is what its privileges are without another SET ROLE.
-create or replace function messages._has_role(role text)
+create or replace function notifyq.has_role(role text)
   returns boolean
   language sql
   stable
 as $$
   select coalesce(
-    pg_has_role(messages._caller()::name, to_regrole(quote_ident(role))::oid, 'usage'), false
+    pg_has_role(notifyq.calling_role()::name, to_regrole(quote_ident(role))::oid, 'usage'), false
   );
 $$;
 
-create or replace function messages._may(queue text, act text)
+create or replace function notifyq.is_allowed(queue text, act text)
   returns boolean
   language plpgsql
   stable
 as $$
 begin
-  return not exists (select from messages.queue_grant as g where g.queue = _may.queue)
+  return not exists (select from messages.queue_grant as g where g.queue = is_allowed.queue)
     or exists (
       select from messages.queue_grant as g
-      where g.queue = _may.queue
-        and case _may.act when 'publish into' then g.may_publish else g.may_consume end
-        and messages._has_role(g.role)
+      where g.queue = is_allowed.queue
+        and case is_allowed.act when 'publish into' then g.may_publish else g.may_consume end
+        and notifyq.has_role(g.role)
     )
-    or messages._has_role('notifyq_admin')
-    or messages._has_role(
+    or notifyq.has_role('notifyq_admin')
+    or notifyq.has_role(
       (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'messages')
     );
 end;
 $$;
 
-create or replace function messages._check_access(queue text, act text)
+create or replace function notifyq.check_access(queue text, act text)
   returns void
   language plpgsql
   stable
 as $$
 begin
-  if not messages._may(queue, act) then
+  if not notifyq.is_allowed(queue, act) then
     raise exception using
       errcode = 'NQ007',
-      message = format('role %I may not %s queue %L', messages._caller(), act, queue),
+      message = format('role %I may not %s queue %L', notifyq.calling_role(), act, queue),
       hint = 'an admin can allow it with `notifyq queues grant` or messages.grant_queue()';
   end if;
 end;
 $$;
 
 -- Whether the caller may consume from a queue; an error where it was asked for by name.
-create or replace function messages._consents(queue text, is_named boolean)
+create or replace function notifyq.may_consume(queue text, is_named boolean)
   returns boolean
   language plpgsql
   stable
 as $$
 begin
   if is_named then
-    perform messages._check_access(queue, 'consume from');
+    perform notifyq.check_access(queue, 'consume from');
   end if;
-  return is_named or messages._may(queue, 'consume from');
+  return is_named or notifyq.is_allowed(queue, 'consume from');
 end;
 $$;
 
 -- The queues from which the caller may not consume.
-create or replace function messages._barred_queues()
+create or replace function notifyq.barred_queues()
   returns text[]
   language sql
   stable
 as $$
   select coalesce(array_agg(q.name), '{}')
   from (select distinct g.queue from messages.queue_grant as g) as q (name)
-  where not messages._may(q.name, 'consume from');
+  where not notifyq.is_allowed(q.name, 'consume from');
 $$;
 
 -- The ids, with null in place of each message that is in a barred queue: an id and a token are
 -- small numbers that anybody can guess, so they prove nothing.
-create or replace function messages._screen(ids bigint[])
+create or replace function notifyq.hide_barred(ids bigint[])
   returns bigint[]
   language plpgsql
   stable
 as $$
 declare
-  v_barred text[] := messages._barred_queues();
+  v_barred text[] := notifyq.barred_queues();
 begin
   if v_barred = '{}' then
     return ids;
@@ -103,24 +103,24 @@ begin
     select (
       select m.id from messages.message as m where m.id = u.id and m.queue <> all (v_barred)
     )
-    from unnest(_screen.ids) with ordinality as u (id, position)
+    from unnest(hide_barred.ids) with ordinality as u (id, position)
     order by u.position
   );
 end;
 $$;
 
 -- Of the trigger that is enabled while any queue has a grant, see common/access.sql.
-create or replace function messages._admit()
+create or replace function notifyq.admit()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   -- No publisher can set the token: only a schedule, which an admin has defined and any worker may
   -- fire, begins with another one.
   if new.lock_token = 0 then
-    perform messages._check_access(new.queue, 'publish into');
+    perform notifyq.check_access(new.queue, 'publish into');
   end if;
   return new;
 end;
@@ -139,14 +139,14 @@ begin
     create trigger admit
       before insert on messages.message
       for each row
-      execute function messages._admit();
+      execute function notifyq.admit();
     alter table messages.message disable trigger admit;
   end if;
 end;
 $$;
 
 -- Enabled while any queue has a grant; else publishers pay nothing for it.
-create or replace function messages._arm()
+create or replace function notifyq.rebuild_access_trigger()
   returns void
   language plpgsql
   -- It locks out whoever publishes or claims, so it must not wait long for those who do.
@@ -169,16 +169,16 @@ begin
   end if;
 exception
   when lock_not_available then
-    perform messages._busy('publish or claim');
+    perform notifyq.raise_busy('publish or claim');
 end;
 $$;
 
 -- Whoever publishes into a stream without grants is not to pay for a look at this table.
-create or replace function messages._guard()
+create or replace function notifyq.guard()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   update messages.stream as s
@@ -192,12 +192,12 @@ $$;
 create or replace trigger guard
   after insert or update or delete or truncate on messages.queue_grant
   for each statement
-  execute function messages._guard();
+  execute function notifyq.guard();
 
 -- One that was dropped has been made anew, and is off.
 do $$
 begin
-  perform messages._arm();
+  perform notifyq.rebuild_access_trigger();
 end;
 $$;
 
@@ -210,21 +210,21 @@ create or replace function messages.grant_queue(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_is_new boolean;
 begin
   if not exists (select from messages.stream as s where s.name = grant_queue.queue) then
-    perform messages._queue(grant_queue.queue);
+    perform notifyq.find_queue(grant_queue.queue);
   end if;
   if to_regrole(quote_ident(grant_queue.role)) is null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('there is no role %L', grant_queue.role), 'create it with `create role`'
     );
   end if;
   if (publish or consume) is not true then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'a grant must allow to publish, to consume, or both', 'take one back with revoke_queue()'
     );
   end if;
@@ -239,7 +239,7 @@ begin
     granted_at = excluded.granted_at
   where (g.may_publish, g.may_consume) <> (excluded.may_publish, excluded.may_consume);
   v_is_new := found;
-  perform messages._arm();
+  perform notifyq.rebuild_access_trigger();
   return v_is_new;
 end;
 $$;
@@ -254,7 +254,7 @@ create or replace function messages.revoke_queue(queue text, role text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   delete from messages.queue_grant as g
@@ -273,7 +273,7 @@ create or replace function messages.queue_grants(queue text default null)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
@@ -287,4 +287,4 @@ comment on function messages.queue_grants(text) is
   'Which roles may use a queue (null: all queues that have grants).';
 
 -- After the last grant was revoked publishers need not go on paying, and a restored one must hold.
-do $$ begin perform messages._arm(); end; $$;
+do $$ begin perform notifyq.rebuild_access_trigger(); end; $$;

@@ -2,7 +2,7 @@
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
 
-create or replace function messages._queue(name text)
+create or replace function notifyq.find_queue(name text)
   returns messages.queue
   language plpgsql
   stable
@@ -10,47 +10,47 @@ as $$
 declare
   v_queue messages.queue;
 begin
-  select q.* into v_queue from messages.queue as q where q.name = _queue.name;
+  select q.* into v_queue from messages.queue as q where q.name = find_queue.name;
   if not found then
     raise exception using
       errcode = 'NQ001',
-      message = format('there is no queue %L', _queue.name),
+      message = format('there is no queue %L', find_queue.name),
       hint = format(
         'create it with `notifyq queues create %s` or select messages.create_queue(%L), or where '
         'it is to be a stream with `notifyq stream create %s` or select messages.create_stream(%L)',
-        _queue.name, _queue.name, _queue.name, _queue.name
+        find_queue.name, find_queue.name, find_queue.name, find_queue.name
       );
   end if;
   return v_queue;
 end;
 $$;
 
-create or replace function messages._invalid(message text, hint text default '')
+create or replace function notifyq.raise_invalid(message text, hint text default '')
   returns void
   language plpgsql
 as $$
 begin
   if hint = '' then
-    raise exception using errcode = 'NQ003', message = _invalid.message;
+    raise exception using errcode = 'NQ003', message = raise_invalid.message;
   end if;
-  raise exception using errcode = 'NQ003', message = _invalid.message, hint = _invalid.hint;
+  raise exception using errcode = 'NQ003', message = raise_invalid.message, hint = raise_invalid.hint;
 end;
 $$;
 
 -- For an argument for which null has no meaning: that would be taken for something else.
-create or replace function messages._check_given(name text, is_given boolean)
+create or replace function notifyq.check_given(name text, is_given boolean)
   returns void
   language plpgsql
 as $$
 begin
   if is_given is not true then
-    perform messages._invalid(format('%s must not be null', name));
+    perform notifyq.raise_invalid(format('%s must not be null', name));
   end if;
 end;
 $$;
 
 -- For whoever waited in vain for a lock that transactions hold which do what.
-create or replace function messages._busy(what text)
+create or replace function notifyq.raise_busy(what text)
   returns void
   language plpgsql
 as $$
@@ -62,26 +62,26 @@ begin
 end;
 $$;
 
-create or replace function messages._check_quantity(quantity bigint, most bigint)
+create or replace function notifyq.check_quantity(quantity bigint, most bigint)
   returns void
   language plpgsql
 as $$
 begin
   if quantity is null or quantity not between 1 and most then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('quantity must be between 1 and %s, not %s', most, coalesce(quantity::text, 'null'))
     );
   end if;
 end;
 $$;
 
-create or replace function messages._check_attempts(max_attempts integer)
+create or replace function notifyq.check_attempts(max_attempts integer)
   returns void
   language plpgsql
 as $$
 begin
   if max_attempts not between 1 and 1000 then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('max_attempts must be between 1 and 1000, not %s', max_attempts)
     );
   end if;
@@ -90,7 +90,7 @@ $$;
 
 -- How often a message may be claimed, as whoever has it now goes by. That of a relay is negative: a
 -- message's own number is for its handler, who is elsewhere.
-create or replace function messages._attempts_of(own integer, handlers integer, queues integer)
+create or replace function notifyq.attempts_of(own integer, handlers integer, queues integer)
   returns integer
   language sql
   immutable
@@ -99,57 +99,57 @@ as $$
     else coalesce(own, handlers, queues) end;
 $$;
 
-create or replace function messages._check_duration(name text, value interval)
+create or replace function notifyq.check_duration(name text, value interval)
   returns void
   language plpgsql
 as $$
 begin
-  if not messages._is_duration(value) then
-    perform messages._invalid(format('%s must be at most 1000 years, not %s', name, value));
+  if not notifyq.is_duration(value) then
+    perform notifyq.raise_invalid(format('%s must be at most 1000 years, not %s', name, value));
   end if;
 end;
 $$;
 
-create or replace function messages._check_positive(name text, value interval)
+create or replace function notifyq.check_positive(name text, value interval)
   returns void
   language plpgsql
 as $$
 begin
   if value <= interval '0' then
-    perform messages._invalid(format('%s must be longer than zero, not %s', name, value));
+    perform notifyq.raise_invalid(format('%s must be longer than zero, not %s', name, value));
   end if;
-  perform messages._check_duration(name, value);
+  perform notifyq.check_duration(name, value);
 end;
 $$;
 
 -- Null: it is not given. Where infinity means never, who calls lets it through.
-create or replace function messages._check_instant(name text, value timestamptz)
+create or replace function notifyq.check_instant(name text, value timestamptz)
   returns void
   language plpgsql
 as $$
 begin
-  if not messages._is_instant(value) then
-    perform messages._invalid(
+  if not notifyq.is_instant(value) then
+    perform notifyq.raise_invalid(
       format('%s must be between the years 1 and 9999, not %s', name, value)
     );
   end if;
 end;
 $$;
 
-create or replace function messages._check_due(delay interval, available_at timestamptz)
+create or replace function notifyq.check_due(delay interval, available_at timestamptz)
   returns void
   language plpgsql
 as $$
 begin
   if delay is not null and available_at is not null then
-    perform messages._invalid('delay and available_at exclude each other', 'give one of them');
+    perform notifyq.raise_invalid('delay and available_at exclude each other', 'give one of them');
   end if;
-  perform messages._check_duration('delay', delay);
-  perform messages._check_instant('available_at', nullif(available_at, 'infinity'));
+  perform notifyq.check_duration('delay', delay);
+  perform notifyq.check_instant('available_at', nullif(available_at, 'infinity'));
 end;
 $$;
 
-create or replace function messages._publishing_key(queue text)
+create or replace function notifyq.publishing_key(queue text)
   returns bigint
   language plpgsql
   immutable
@@ -163,7 +163,7 @@ $$;
 -- Exponential backoff with equal jitter: half of the delay is fixed, half is random, so that
 -- messages that failed together do not come back together.
 -- Source: M. Brooker, Exponential Backoff And Jitter, AWS Architecture Blog, 2015.
-create or replace function messages._backoff(base interval, most interval, attempts integer)
+create or replace function notifyq.backoff(base interval, most interval, attempts integer)
   returns interval
   language sql
   volatile
@@ -177,7 +177,7 @@ $$;
 
 -- The only gate to the archive: one statement deletes the message under its token and archives what
 -- it deleted, so whatever else runs, a message is archived once and by the holder of its lock.
-create or replace function messages._archive(
+create or replace function notifyq.archive(
   ids bigint[],
   lock_tokens bigint[],
   statuses messages.message_status[],
@@ -204,18 +204,18 @@ begin
     -- Somebody may name a message twice.
     select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.status, u.details, u.result
     from unnest(
-      _archive.ids, _archive.lock_tokens, _archive.statuses, _archive.details, _archive.results
+      archive.ids, archive.lock_tokens, archive.statuses, archive.details, archive.results
     ) as u (id, lock_token, status, details, result)
   ),
   gone as (
     delete from only messages.message as m
-    where m.id = any (_archive.ids)
+    where m.id = any (archive.ids)
       -- Not a join, whose order the planner would choose; nor a condition on the state itself, for
       -- which it would read the whole of the partial index on that state.
       and (
         (m.id, m.lock_token, m.state) in (
-          select e.id, e.lock_token, _archive.state
-          from unnest(_archive.ids, _archive.lock_tokens) as e (id, lock_token)
+          select e.id, e.lock_token, archive.state
+          from unnest(archive.ids, archive.lock_tokens) as e (id, lock_token)
         )
       ) is true
     returning m.*
@@ -232,12 +232,12 @@ begin
   join ending as e on e.id = g.id and e.lock_token = g.lock_token
   returning a.id;
   get diagnostics v_archived = row_count;
-  if v_archived < cardinality(_archive.ids) and exists (
+  if v_archived < cardinality(archive.ids) and exists (
     select from pg_inherits as i where i.inhparent = 'messages.message'::regclass
   ) then
     return query
     select v.id
-    from messages._archive_volatile(ids, lock_tokens, statuses, details, results, state) as v (id);
+    from notifyq.archive_unlogged(ids, lock_tokens, statuses, details, results, state) as v (id);
   end if;
 end;
 $$;

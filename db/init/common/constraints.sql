@@ -23,7 +23,7 @@ begin
         end as endless
       from pg_class as c
       join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-      where c.relnamespace = 'messages'::regnamespace
+      where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
         and c.relkind in ('r', 'p')
         and not c.relispartition
         and a.atttypid in ('timestamptz'::regtype, 'date'::regtype, 'interval'::regtype)
@@ -33,7 +33,7 @@ begin
       replace(b.name, 'message_volatile', 'message') || '_' || b.kind || '_ck' as constraint,
       bool_or(k.oid is not null) as is_old,
       string_agg(
-        format('messages._is_duration(%I)', b.column), ' and ' order by b.column
+        format('notifyq.is_duration(%I)', b.column), ' and ' order by b.column
       ) as durations,
       string_agg(
         case when b.endless = '-infinity' then format('nullif(%I, %L)', b.column, b.endless)
@@ -61,12 +61,12 @@ begin
     ) end;
     if v_table.is_old then
       execute format(
-        'alter table messages.%I drop constraint %I', v_table.name, v_table.constraint
+        'alter table %s drop constraint %I', v_table.relation::regclass, v_table.constraint
       );
     end if;
     execute format(
-      'alter table messages.%I add constraint %I check (%s)',
-      v_table.name, v_table.constraint, v_check
+      'alter table %s add constraint %I check (%s)',
+      v_table.relation::regclass, v_table.constraint, v_check
     );
   end loop;
 end;

@@ -7,7 +7,7 @@
 
 -- Whether a filter needs more than the payload: one with variables, or with instants, which an
 -- operator would not compare with dates.
-create or replace function messages._needs_row(filter jsonpath)
+create or replace function notifyq.needs_row(filter jsonpath)
   returns boolean
   language sql
   immutable
@@ -18,12 +18,12 @@ $$;
 
 -- Whether somebody has made an index that finds messages by what is in them, and it can help: with
 -- values that the filter names, in the payload.
-create or replace function messages._is_indexed(filter jsonpath)
+create or replace function notifyq.is_indexed(filter jsonpath)
   returns boolean
   language sql
   stable
 as $$
-  select filter::text ~ ' == ' and not messages._needs_row(filter) and exists (
+  select filter::text ~ ' == ' and not notifyq.needs_row(filter) and exists (
     select
     from pg_index as x
     join pg_class as c on c.oid = x.indexrelid
@@ -35,13 +35,13 @@ $$;
 
 -- All that a filter matches. It is a constant of the plan, else no index could be used for it, and
 -- the rest of the condition is written so that the index of what waits looks no better.
-create or replace function messages._matching(queue text, filter jsonpath)
+create or replace function notifyq.find_matching(queue text, filter jsonpath)
   returns bigint[]
   language plpgsql
   stable
   set enable_seqscan = off
   set enable_indexscan = off
-  -- Which _look() has switched off, and that holds for what it calls.
+  -- Which find_messages() has switched off, and that holds for what it calls.
   set enable_bitmapscan = on
   set jit = off
 as $$
@@ -59,7 +59,7 @@ $$;
 
 -- The ids of messages that match, in the order in which they are handed out. An index knows no
 -- order, so all of them have to be found: only where the first ones do not give enough.
-create or replace function messages._found_by_index(
+create or replace function notifyq.find_by_index(
   queue text, quantity integer, filter jsonpath
 )
   returns bigint[]
@@ -75,14 +75,14 @@ begin
   with first as materialized (
     select m.id, m.message
     from messages.message as m
-    where m.queue = _found_by_index.queue
+    where m.queue = find_by_index.queue
       and m.state = 'waiting'
     order by m.priority desc, m.id
     limit 200
   )
   select array_agg(f.id) into v_ids from first as f where f.message @@ filter;
   if cardinality(v_ids) < quantity is not false then
-    v_ids := messages._matching(queue, filter);
+    v_ids := notifyq.find_matching(queue, filter);
   end if;
   return array(
     select m.id
@@ -93,7 +93,7 @@ begin
 end;
 $$;
 
-create or replace function messages._matches(message messages.message, filter jsonpath)
+create or replace function notifyq.matches(message messages.message, filter jsonpath)
   returns boolean
   language sql
   stable
@@ -121,7 +121,7 @@ $$;
 -- Whether a path says yes or no, and not a value, which would match nothing. As the server writes
 -- a path, an operator at its top has brackets around it, and within them only those operators
 -- outside of further brackets that bind as loosely, or more tightly.
-create or replace function messages._is_predicate(filter jsonpath)
+create or replace function notifyq.is_predicate(filter jsonpath)
   returns boolean
   language plpgsql
   immutable
@@ -149,7 +149,7 @@ begin
 end;
 $$;
 
-create or replace function messages._check_filter(filter jsonpath)
+create or replace function notifyq.check_filter(filter jsonpath)
   returns void
   language plpgsql
 as $$
@@ -164,14 +164,14 @@ begin
     select q.parts[1] from regexp_matches(filter::text, '(\$?"(?:[^"\\]|\\.)*")', 'g') as q (parts)
   loop
     if v_quoted ^@ '$' and substr(v_quoted, 2)::jsonb #>> '{}' <> all (v_known) then
-      perform messages._invalid(
+      perform notifyq.raise_invalid(
         format('a filter knows no variable %s', substr(v_quoted, 2)::jsonb #>> '{}'),
         '$ is the payload; beside it there are $' || array_to_string(v_known, ', $')
       );
     end if;
   end loop;
-  if not messages._is_predicate(filter) then
-    perform messages._invalid(
+  if not notifyq.is_predicate(filter) then
+    perform notifyq.raise_invalid(
       format('the filter %s finds values and says neither yes nor no', filter),
       'a filter is a predicate: write exists(...) around it, or compare, as in $.n < 3 or '
       '$.paid == true'

@@ -6,7 +6,7 @@
 
 -- A pattern as PostgreSQL writes it: \b is a backspace there, and three stars at the beginning say
 -- how to read what follows, where all others find an error.
-create or replace function messages._pattern(pattern text)
+create or replace function notifyq.to_regex(pattern text)
   returns text
   language sql
   immutable
@@ -17,7 +17,7 @@ as $$
   );
 $$;
 
-create or replace function messages._number_error(value numeric, schema jsonb, path text)
+create or replace function notifyq.number_error(value numeric, schema jsonb, path text)
   returns text
   language sql
   immutable
@@ -36,7 +36,7 @@ as $$
   end;
 $$;
 
-create or replace function messages._string_error(value text, schema jsonb, path text)
+create or replace function notifyq.string_error(value text, schema jsonb, path text)
   returns text
   language sql
   immutable
@@ -46,12 +46,12 @@ as $$
       then ' has less than ' || (schema ->> 'minLength') || ' characters'
     when char_length(value) > (schema ->> 'maxLength')::numeric
       then ' has more than ' || (schema ->> 'maxLength') || ' characters'
-    when value collate "C" !~ messages._pattern(schema ->> 'pattern')
+    when value collate "C" !~ notifyq.to_regex(schema ->> 'pattern')
       then ' does not match ' || (schema ->> 'pattern')
   end;
 $$;
 
-create or replace function messages._array_error(
+create or replace function notifyq.array_error(
   value jsonb, schema jsonb, root jsonb, path text
 )
   returns text
@@ -77,7 +77,7 @@ begin
   end if;
   if schema ? 'prefixItems' or schema ? 'items' then
     for v_number in 0 .. v_length - 1 loop
-      v_error := messages._schema_error(
+      v_error := notifyq.schema_error(
         value -> v_number,
         coalesce(
           case when v_number < v_prefix then schema -> 'prefixItems' -> v_number
@@ -94,7 +94,7 @@ begin
   if schema ? 'contains' then
     v_found := (
       select count(*) from jsonb_array_elements(value) as e (item)
-      where messages._schema_error(e.item, schema -> 'contains', root, path) is null
+      where notifyq.schema_error(e.item, schema -> 'contains', root, path) is null
     );
     if v_found < coalesce((schema ->> 'minContains')::numeric, 1)
       or v_found > (schema ->> 'maxContains')::numeric
@@ -106,7 +106,7 @@ begin
 end;
 $$;
 
-create or replace function messages._object_error(
+create or replace function notifyq.object_error(
   value jsonb, schema jsonb, root jsonb, path text
 )
   returns text
@@ -154,7 +154,7 @@ begin
     select d.part from jsonb_each(schema -> 'dependentSchemas') as d (name, part)
     where value ? d.name
   loop
-    v_error := messages._schema_error(value, v_part, root, path);
+    v_error := notifyq.schema_error(value, v_part, root, path);
     if v_error is not null then
       return v_error;
     end if;
@@ -165,28 +165,28 @@ begin
   for v_name, v_item in select e.name, e.item from jsonb_each(value) as e (name, item) loop
     v_is_known := coalesce(schema -> 'properties' ? v_name, false);
     v_error := coalesce(
-      messages._schema_error(
+      notifyq.schema_error(
         to_jsonb(v_name), coalesce(schema -> 'propertyNames', 'true'), root,
         format('%s, the name of a property,', to_jsonb(v_name))
       ),
-      messages._schema_error(
+      notifyq.schema_error(
         v_item, coalesce(schema -> 'properties' -> v_name, 'true'), root,
         format('%s.%s', path, v_name)
       )
     );
     for v_part in
       select p.part from jsonb_each(schema -> 'patternProperties') as p (pattern, part)
-      where v_name collate "C" ~ messages._pattern(p.pattern)
+      where v_name collate "C" ~ notifyq.to_regex(p.pattern)
     loop
       v_is_known := true;
       v_error := coalesce(
-        v_error, messages._schema_error(v_item, v_part, root, format('%s.%s', path, v_name))
+        v_error, notifyq.schema_error(v_item, v_part, root, format('%s.%s', path, v_name))
       );
     end loop;
     if not v_is_known and schema ? 'additionalProperties' then
       v_error := coalesce(
         v_error,
-        messages._schema_error(
+        notifyq.schema_error(
           v_item, schema -> 'additionalProperties', root, format('%s.%s', path, v_name)
         )
       );
@@ -202,7 +202,7 @@ $$;
 -- Schema: whether JSON satisfies a JSON Schema, as the standard of 2020-12 has it.
 
 -- Where a reference of a schema leads: a JSON pointer into the whole of it.
-create or replace function messages._schema_at(root jsonb, reference text)
+create or replace function notifyq.schema_at(root jsonb, reference text)
   returns jsonb
   language sql
   immutable
@@ -218,7 +218,7 @@ as $$
 $$;
 
 
-create or replace function messages._has_type(value jsonb, types jsonb)
+create or replace function notifyq.has_type(value jsonb, types jsonb)
   returns boolean
   language sql
   immutable
@@ -228,7 +228,7 @@ as $$
 $$;
 
 -- The first thing that is wrong with a value, or null. root is the schema that references are of.
-create or replace function messages._schema_error(
+create or replace function notifyq.schema_error(
   value jsonb, schema jsonb, root jsonb, path text
 )
   returns text
@@ -243,7 +243,7 @@ begin
   if jsonb_typeof(schema) <> 'object' then
     return case when schema = 'false' then path || ' is not allowed' end;
   end if;
-  if schema ? 'type' and not messages._has_type(value, schema -> 'type') then
+  if schema ? 'type' and not notifyq.has_type(value, schema -> 'type') then
     return format('%s is no %s', path, array_to_string(
       array(select t.name from jsonb_path_query(schema, '$.type[*]') as q (item),
         lateral (select q.item #>> '{}') as t (name)), ' or '
@@ -258,14 +258,14 @@ begin
     return format('%s is not %s', path, schema -> 'const');
   end if;
   v_error := case jsonb_typeof(value)
-    when 'number' then messages._number_error(value::numeric, schema, path)
-    when 'string' then messages._string_error(value #>> '{}', schema, path)
-    when 'array' then messages._array_error(value, schema, root, path)
-    when 'object' then messages._object_error(value, schema, root, path)
+    when 'number' then notifyq.number_error(value::numeric, schema, path)
+    when 'string' then notifyq.string_error(value #>> '{}', schema, path)
+    when 'array' then notifyq.array_error(value, schema, root, path)
+    when 'object' then notifyq.object_error(value, schema, root, path)
   end;
   if v_error is null and schema ? '$ref' then
-    v_error := messages._schema_error(
-      value, messages._schema_at(root, schema ->> '$ref'), root, path
+    v_error := notifyq.schema_error(
+      value, notifyq.schema_at(root, schema ->> '$ref'), root, path
     );
   end if;
   if v_error is not null
@@ -274,34 +274,34 @@ begin
     return v_error;
   end if;
   for v_part in select a.part from jsonb_array_elements(schema -> 'allOf') as a (part) loop
-    v_error := messages._schema_error(value, v_part, root, path);
+    v_error := notifyq.schema_error(value, v_part, root, path);
     if v_error is not null then
       return v_error;
     end if;
   end loop;
   if schema ? 'anyOf' and not exists (
     select from jsonb_array_elements(schema -> 'anyOf') as a (part)
-    where messages._schema_error(value, a.part, root, path) is null
+    where notifyq.schema_error(value, a.part, root, path) is null
   ) then
     return format('%s satisfies nothing of anyOf', path);
   end if;
   if schema ? 'oneOf' then
     v_count := (
       select count(*) from jsonb_array_elements(schema -> 'oneOf') as a (part)
-      where messages._schema_error(value, a.part, root, path) is null
+      where notifyq.schema_error(value, a.part, root, path) is null
     );
     if v_count <> 1 then
       return format('%s satisfies %s parts of oneOf, not 1', path, v_count);
     end if;
   end if;
-  if schema ? 'not' and messages._schema_error(value, schema -> 'not', root, path) is null then
+  if schema ? 'not' and notifyq.schema_error(value, schema -> 'not', root, path) is null then
     return format('%s satisfies what it must not', path);
   end if;
   if schema ? 'if' then
-    return messages._schema_error(
+    return notifyq.schema_error(
       value,
       coalesce(
-        schema -> case when messages._schema_error(value, schema -> 'if', root, path) is null
+        schema -> case when notifyq.schema_error(value, schema -> 'if', root, path) is null
           then 'then' else 'else' end,
         'true'
       ),
@@ -317,15 +317,15 @@ $$;
 -- A keyword that is not known is refused when a queue gets the schema, so that none is passed over.
 -- A format is a remark, as the standard has it.
 
-create or replace function messages._check_pattern(pattern text, path text)
+create or replace function notifyq.check_pattern(pattern text, path text)
   returns void
   language plpgsql
 as $$
 begin
-  perform '' ~ messages._pattern(pattern);
+  perform '' ~ notifyq.to_regex(pattern);
 exception
   when invalid_regular_expression then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('payload_schema: the pattern %s of %s cannot be read', to_jsonb(pattern), path),
       'patterns are PostgreSQL''s regular expressions'
     );
@@ -333,7 +333,7 @@ end;
 $$;
 
 -- An error for a schema that is none, or that says something which is not checked here.
-create or replace function messages._check_schema(schema jsonb, root jsonb, path text)
+create or replace function notifyq.check_schema(schema jsonb, root jsonb, path text)
   returns void
   language plpgsql
 as $$
@@ -346,7 +346,7 @@ begin
     return;
   end if;
   if jsonb_typeof(schema) is distinct from 'object' then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('payload_schema: %s must be an object or a boolean', path), 'see docs/typed.md'
     );
   end if;
@@ -356,14 +356,14 @@ begin
       'properties', 'patternProperties', 'dependentSchemas', '$defs', 'definitions'
     ) then
       v_is_good := jsonb_typeof(v_value) = 'object';
-      perform messages._check_pattern(p.pattern, path)
+      perform notifyq.check_pattern(p.pattern, path)
       from jsonb_object_keys(case when v_key = 'patternProperties' then v_value else '{}' end)
         as p (pattern);
-      perform messages._check_schema(e.part, root, format('%s.%s.%s', path, v_key, e.name))
+      perform notifyq.check_schema(e.part, root, format('%s.%s.%s', path, v_key, e.name))
       from jsonb_each(case when v_is_good then v_value else '{}' end) as e (name, part);
     elsif v_key in ('allOf', 'anyOf', 'oneOf', 'prefixItems') then
       v_is_good := jsonb_typeof(v_value) = 'array' and v_value <> '[]';
-      perform messages._check_schema(
+      perform notifyq.check_schema(
         e.part, root, format('%s.%s[%s]', path, v_key, e.position - 1)
       )
       from jsonb_array_elements(case when v_is_good then v_value else '[]' end) with ordinality
@@ -371,7 +371,7 @@ begin
     elsif v_key in (
       'items', 'additionalProperties', 'propertyNames', 'contains', 'not', 'if', 'then', 'else'
     ) then
-      perform messages._check_schema(v_value, root, format('%s.%s', path, v_key));
+      perform notifyq.check_schema(v_value, root, format('%s.%s', path, v_key));
     elsif v_key = 'type' then
       v_is_good := jsonb_path_exists(
         jsonb_build_array(v_value),
@@ -403,22 +403,22 @@ begin
       v_is_good := jsonb_typeof(v_value) = 'boolean';
     elsif v_key = '$ref' then
       v_is_good := (v_value #>> '{}') ~ '^#(/[^%]*)?$'
-        and jsonb_typeof(messages._schema_at(root, v_value #>> '{}')) in ('object', 'boolean');
+        and jsonb_typeof(notifyq.schema_at(root, v_value #>> '{}')) in ('object', 'boolean');
     elsif v_key = 'pattern' then
       v_is_good := jsonb_typeof(v_value) = 'string';
-      perform messages._check_pattern(v_value #>> '{}', path);
+      perform notifyq.check_pattern(v_value #>> '{}', path);
     elsif v_key not in (
       'const', 'title', 'description', 'default', 'examples', 'deprecated', 'readOnly',
       'writeOnly', '$comment', '$schema', 'format', 'contentEncoding', 'contentMediaType',
       'contentSchema', 'discriminator'
     ) and v_key not like 'x-%' and not (v_key = '$id' and path = '$') then
-      perform messages._invalid(
+      perform notifyq.raise_invalid(
         format('payload_schema: keyword %s of %s is not checked here', v_key, path),
         'leave it out, or say it in other words: docs/typed.md has the list'
       );
     end if;
     if v_is_good is not true then
-      perform messages._invalid(
+      perform notifyq.raise_invalid(
         format('payload_schema: %s of %s cannot be %s', v_key, path, left(v_value::text, 200))
       );
     end if;

@@ -4,7 +4,7 @@
 
 -- '41-43,50' from {41,42,43,50}. A payload has less than 8000 bytes, and the queue's name up to 200
 -- of them. Ids that don't fit are left out: a bell is a hint, workers claim by queue and not by id.
-create or replace function messages._compact(ids bigint[])
+create or replace function notifyq.compact_ids(ids bigint[])
   returns text
   language sql
   immutable
@@ -29,7 +29,7 @@ as $$
   where z.bytes <= 7700;
 $$;
 
-create or replace function messages._notify(channel text, queue text, spans text)
+create or replace function notifyq.send_notification(channel text, queue text, spans text)
   returns void
   language plpgsql
 as $$
@@ -39,12 +39,12 @@ begin
   if pg_notification_queue_usage() < 0.5 then
     -- A name longer than a queue's can only be that of a message without a queue.
     perform pg_notify(channel, left(queue, 200) || ':' || spans),
-      case when channel = 'new_message' then nextval('messages.message_bell_seq') end;
+      case when channel = 'new_message' then nextval('notifyq.message_notification_seq') end;
   end if;
 end;
 $$;
 
-create or replace function messages._ring(queue messages.queue, spans text)
+create or replace function notifyq.notify_queue(queue messages.queue, spans text)
   returns boolean
   language plpgsql
 as $$
@@ -52,7 +52,7 @@ begin
   if queue.paused or queue.bell = 'off' then
     return false;
   end if;
-  perform messages._notify('new_message', queue.name, spans);
+  perform notifyq.send_notification('new_message', queue.name, spans);
   return true;
 end;
 $$;
@@ -67,7 +67,7 @@ $$;
 -- session dies, K falls with it: publishers ring again, and what was silent in that instant waits
 -- for the next poll. More of it, and the proof: docs/bell.md.
 
-create or replace function messages._attended_key(queue text)
+create or replace function notifyq.suppression_key(queue text)
   returns bigint
   language plpgsql
   immutable
@@ -79,7 +79,7 @@ end;
 $$;
 
 -- Of the key of a queue or of a stream; answers as attend() does.
-create or replace function messages._attend(key bigint, eager boolean)
+create or replace function notifyq.extend_suppression(key bigint, eager boolean)
   returns boolean
   language plpgsql
   set lock_timeout = '500ms'
@@ -121,23 +121,23 @@ exception
 end;
 $$;
 
-create or replace function messages.attend(queue text, eager boolean default true)
+create or replace function notifyq.suppress(queue text, eager boolean default true)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_queue messages.queue := messages._queue(queue);
+  v_queue messages.queue := notifyq.find_queue(queue);
 begin
-  perform messages._check_access(v_queue.name, 'consume from');
+  perform notifyq.check_access(v_queue.name, 'consume from');
   if v_queue.bell <> 'auto' or v_queue.paused then
     return false;
   end if;
-  return messages._attend(messages._attended_key(queue), eager);
+  return notifyq.extend_suppression(notifyq.suppression_key(queue), eager);
 end;
 $$;
-comment on function messages.attend(text, boolean) is
+comment on function notifyq.suppress(text, boolean) is
   'Promise that this session looks at the queue every few milliseconds: publishers stop ringing '
   'for it until unattend() or the end of the session. With eager => false only if several '
   'sessions publish at this moment. False: they do not, or another session attends, or the bell of '
@@ -145,40 +145,40 @@ comment on function messages.attend(text, boolean) is
   'have been silent meanwhile, as if unattend() had been called now. Raises NQ001 for an unknown '
   'queue, and NQ007 for one from which the caller may not consume.';
 
-create or replace function messages.unattend(queues text[])
+create or replace function notifyq.unsuppress(queues text[])
   returns xid8
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pg_advisory_unlock(messages._attended_key(u.name)) from unnest(queues) as u (name);
+  perform pg_advisory_unlock(notifyq.suppression_key(u.name)) from unnest(queues) as u (name);
   -- Not before the release: a publisher that is still silent has a smaller number. Nor a snapshot
   -- instead: that ends with the last transaction that is over, and one that began later and still
   -- runs would be missing.
   return pg_current_xact_id();
 end;
 $$;
-comment on function messages.unattend(text[]) is
+comment on function notifyq.unsuppress(text[]) is
   'Take back the promise of attend() for queues that this session attends, in a transaction of its '
   'own. Once settled() says true of the number returned, one more claim finds whatever was '
   'published silently.';
 
-create or replace function messages.settled(number xid8)
+create or replace function notifyq.is_transaction_over(number xid8)
   returns boolean
   language sql
   volatile
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
   select pg_snapshot_xmin(pg_current_snapshot()) >= number;
 $$;
-comment on function messages.settled(xid8) is
+comment on function notifyq.is_transaction_over(xid8) is
   'Whether every transaction that had a smaller number is over, prepared ones included.';
 
 -- Watch: of many idle workers few get up for one message, and all of them when they are called.
 
-create or replace function messages._watching_key(queue text, place integer)
+create or replace function notifyq.wake_slot_key(queue text, place integer)
   returns bigint
   language plpgsql
   immutable
@@ -188,47 +188,47 @@ begin
 end;
 $$;
 
-create or replace function messages._check_places(places integer)
+create or replace function notifyq.check_slots(places integer)
   returns void
   language plpgsql
 as $$
 begin
   if (places between 1 and 100) is not true then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('places must be between 1 and 100, not %s', coalesce(places::text, 'null'))
     );
   end if;
 end;
 $$;
 
-create or replace function messages.watch(queues text[], places integer default 4)
+create or replace function notifyq.take_wake_slots(queues text[], places integer default 4)
   returns integer[]
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform messages._check_places(watch.places);
-  perform messages._check_access(u.name, 'consume from') from unnest(watch.queues) as u (name);
+  perform notifyq.check_slots(take_wake_slots.places);
+  perform notifyq.check_access(u.name, 'consume from') from unnest(take_wake_slots.queues) as u (name);
   return array(
     select (
       select p.place
-      from generate_series(1, watch.places) as p (place)
-      where pg_try_advisory_lock(messages._watching_key(u.name, p.place))
+      from generate_series(1, take_wake_slots.places) as p (place)
+      where pg_try_advisory_lock(notifyq.wake_slot_key(u.name, p.place))
       limit 1
     )
-    from unnest(watch.queues) with ordinality as u (name, number)
+    from unnest(take_wake_slots.queues) with ordinality as u (name, number)
     order by u.number
   );
 end;
 $$;
-comment on function messages.watch(text[], integer) is
+comment on function notifyq.take_wake_slots(text[], integer) is
   'Take a place among those who answer the bell for a single message, in each of the queues; null '
   'where all are taken. A thousand idle workers need not all get up for one message. Held to '
   'unwatch() or the end of the session; do not take a second place of the same queue. Raises NQ007 '
   'for a queue from which the caller may not consume.';
 
-create or replace function messages._is_watched(queue text, places integer)
+create or replace function notifyq.has_wake_slot(queue text, places integer)
   returns boolean
   language plpgsql
 as $$
@@ -236,7 +236,7 @@ declare
   v_key bigint;
 begin
   for v_place in 1 .. places loop
-    v_key := messages._watching_key(queue, v_place);
+    v_key := notifyq.wake_slot_key(queue, v_place);
     -- Shared, or two who ask would take each other for watchers. Given back at once, and not with
     -- the transaction, or whoever hears the bell might still find the place taken.
     if not pg_try_advisory_lock_shared(v_key) then
@@ -248,40 +248,40 @@ begin
 end;
 $$;
 
-create or replace function messages.unwatch(
+create or replace function notifyq.leave_wake_slots(
   queues text[], held integer[], places integer default 4
 )
   returns integer
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform messages._check_places(unwatch.places);
-  perform pg_advisory_unlock(messages._watching_key(u.name, u.place))
-  from unnest(unwatch.queues, unwatch.held) as u (name, place);
+  perform notifyq.check_slots(leave_wake_slots.places);
+  perform pg_advisory_unlock(notifyq.wake_slot_key(u.name, u.place))
+  from unnest(leave_wake_slots.queues, leave_wake_slots.held) as u (name, place);
   -- After the release: of two that leave at once, one at least finds all places empty. Whether or
   -- not a message waits: those who do not answer single bells must hear that somebody has to.
-  return messages.summon(
+  return notifyq.wake_all(
     array(
       select u.name
-      from unnest(unwatch.queues) as u (name)
-      where not messages._is_watched(u.name, unwatch.places)
+      from unnest(leave_wake_slots.queues) as u (name)
+      where not notifyq.has_wake_slot(u.name, leave_wake_slots.places)
     ),
     always => true
   );
 end;
 $$;
-comment on function messages.unwatch(text[], integer[], integer) is
+comment on function notifyq.leave_wake_slots(text[], integer[], integer) is
   'Give up the places held in these queues. Where nobody is left who watches, all workers are '
   'summoned. Returns for how many queues.';
 
-create or replace function messages.next_due(queues text[], since interval default '0')
+create or replace function notifyq.next_due(queues text[], since interval default '0')
   returns interval
   language plpgsql
   volatile
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set enable_bitmapscan = off
@@ -293,7 +293,7 @@ declare
   -- What was due before that a claim has found; and of what was, dead rows lie there.
   v_after timestamptz;
 begin
-  perform messages._check_duration('since', next_due.since);
+  perform notifyq.check_duration('since', next_due.since);
   v_after := v_now - greatest(next_due.since, '0');
   return (
     select min(d.available_at)
@@ -310,22 +310,22 @@ begin
     ) as d
     where q.name = any (next_due.queues)
       and not q.paused
-      and messages._may(q.name, 'consume from')
+      and notifyq.is_allowed(q.name, 'consume from')
   ) - v_now;
 end;
 $$;
-comment on function messages.next_due(text[], interval) is
+comment on function notifyq.next_due(text[], interval) is
   'How long it takes until the next scheduled message of these queues is due; null if there is '
   'none. What is due already does not count, as a claim finds it; but who has claimed a while ago '
   'says how long that is, since: what has become due in that time counts, by a negative interval. '
   'A bell rings for what is published with less than a minute to go, so who sleeps until then, or '
   'a minute, misses nothing.';
 
-create or replace function messages.summon(queues text[], always boolean default false)
+create or replace function notifyq.wake_all(queues text[], always boolean default false)
   returns integer
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -337,23 +337,23 @@ begin
   for v_name in
     select q.name
     from messages.queue as q
-    where q.name = any (summon.queues)
+    where q.name = any (wake_all.queues)
       and not q.paused
       and q.bell <> 'off'
-      and messages._may(q.name, 'consume from')
+      and notifyq.is_allowed(q.name, 'consume from')
     order by q.name
   loop
     continue when not always and not exists (
       select from messages.message as m where m.queue = v_name and m.state = 'waiting'
     );
     -- No id: everybody is meant, not those alone who watch.
-    perform messages._notify('new_message', v_name, '');
+    perform notifyq.send_notification('new_message', v_name, '');
     v_rung := v_rung + 1;
   end loop;
   return v_rung;
 end;
 $$;
-comment on function messages.summon(text[], boolean) is
+comment on function notifyq.wake_all(text[], boolean) is
   'Ring for every worker of those of the queues that have a message waiting, or of all: the bell '
   'names no id. Whoever hears it looks now, and once more when all transactions of that moment are '
   'over, as after unattend(). A worker that attends but has no free slot, or stops, calls the '

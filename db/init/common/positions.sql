@@ -3,17 +3,17 @@
 -- raises: NQ003 invalid argument, NQ903 not adopted, NQ904 foreign position
 
 -- What the server says of itself now, under the epoch that is in force.
-create or replace function messages._here()
-  returns messages.origin
+create or replace function notifyq.current_origin()
+  returns notifyq.origin
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_here messages.origin;
+  v_here notifyq.origin;
 begin
-  select coalesce((select max(o.epoch) from messages.origin as o), 1), s.system_identifier,
+  select coalesce((select max(o.epoch) from notifyq.origin as o), 1), s.system_identifier,
     case
       when pg_is_in_recovery() then (select c.timeline_id from pg_control_checkpoint() as c)
       -- After a promotion the control file knows it from the next checkpoint on, and not before.
@@ -26,29 +26,29 @@ begin
 end;
 $$;
 
-create or replace function messages._is_known(here messages.origin)
+create or replace function notifyq.is_known(here notifyq.origin)
   returns boolean
   language plpgsql
   stable
 as $$
 begin
   return exists (
-    select from messages.origin as o
+    select from notifyq.origin as o
     where o.epoch = here.epoch
       and o.system_identifier = here.system_identifier
   );
 end;
 $$;
 
-create or replace function messages._is_foreign(here messages.origin)
+create or replace function notifyq.is_foreign(here notifyq.origin)
   returns boolean
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return not messages._is_known(here)
+  return not notifyq.is_known(here)
   -- Rows may have come without the table origin. What is visible has a smaller number, but for
   -- what this transaction has archived itself.
   or exists (
@@ -59,13 +59,13 @@ begin
 end;
 $$;
 
-create or replace function messages._check_origin(here messages.origin)
+create or replace function notifyq.check_origin(here notifyq.origin)
   returns void
   language plpgsql
   stable
 as $$
 begin
-  if messages._is_foreign(here) then
+  if notifyq.is_foreign(here) then
     raise exception using
       errcode = 'NQ903',
       message = 'this database came from another server and has not been adopted',
@@ -75,7 +75,7 @@ begin
 end;
 $$;
 
-create or replace function messages._foreign(why text)
+create or replace function notifyq.raise_foreign_position(why text)
   returns void
   language plpgsql
 as $$
@@ -87,21 +87,21 @@ begin
 end;
 $$;
 
-create or replace function messages._check_ahead(seen pg_snapshot)
+create or replace function notifyq.check_not_ahead(seen pg_snapshot)
   returns void
   language plpgsql
   stable
 as $$
 begin
   if pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot()) then
-    perform messages._foreign(
+    perform notifyq.raise_foreign_position(
       'ahead of this server, which was restored or promoted and lacks what had been seen'
     );
   end if;
 end;
 $$;
 
-create or replace function messages._database()
+create or replace function notifyq.database_name()
   returns oid
   language plpgsql
   stable
@@ -116,14 +116,14 @@ create or replace function messages.current_position()
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_here messages.origin := messages._here();
+  v_here notifyq.origin := notifyq.current_origin();
 begin
-  perform messages._check_origin(v_here);
+  perform notifyq.check_origin(v_here);
   return format(
-    '%s:%s:%s:%s/%s', v_here.system_identifier, messages._database(), v_here.epoch,
+    '%s:%s:%s:%s/%s', v_here.system_identifier, notifyq.database_name(), v_here.epoch,
     v_here.timeline, pg_current_snapshot()
   );
 end;
@@ -132,45 +132,45 @@ comment on function messages.current_position() is
   'What is committed now, on this server, as a text that snapshot_of() takes: keep it to go on '
   'from here. Raises NQ903 in a database that was restored and not adopted.';
 
-create or replace function messages.snapshot_of(place text)
+create or replace function notifyq.snapshot_of(place text)
   returns pg_snapshot
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_parts text[] := regexp_match(
     place, '^(-?\d+):(\d+):(\d+):(\d+)/(\d{1,19}:\d{1,19}:[\d,]*)$'
   );
-  v_here messages.origin := messages._here();
+  v_here notifyq.origin := notifyq.current_origin();
   v_seen pg_snapshot := v_parts[5]::pg_snapshot;
 begin
   if v_parts is null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%L is not a position', left(place, 100)), 'take it from messages.current_position()'
     );
   end if;
-  perform messages._check_origin(v_here);
+  perform notifyq.check_origin(v_here);
   if v_parts[1] <> v_here.system_identifier::text then
-    perform messages._foreign(
+    perform notifyq.raise_foreign_position(
       format('of another server: of %s, and this is %s', v_parts[1], v_here.system_identifier)
     );
-  elsif v_parts[2] <> messages._database()::text then
-    perform messages._foreign('of another database of this server');
+  elsif v_parts[2] <> notifyq.database_name()::text then
+    perform notifyq.raise_foreign_position('of another database of this server');
   elsif v_parts[3] <> v_here.epoch::text then
-    perform messages._foreign('from before this database was restored');
+    perform notifyq.raise_foreign_position('from before this database was restored');
   end if;
-  perform messages._check_ahead(v_seen);
+  perform notifyq.check_not_ahead(v_seen);
   -- A standby that took over has given numbers anew that the position may have seen already. Those
   -- below what it knows to be reached on the old timeline are the same on both.
   if v_parts[4] <> v_here.timeline::text and not exists (
-    select from messages.origin as o
+    select from notifyq.origin as o
     where o.epoch = v_here.epoch
       and o.timeline::text = v_parts[4]
       and o.reached >= pg_snapshot_xmax(v_seen)
   ) then
-    perform messages._foreign(
+    perform notifyq.raise_foreign_position(
       format(
         'of timeline %s, and timeline %s may lack what it has seen', v_parts[4], v_here.timeline
       )
@@ -179,7 +179,7 @@ begin
   return v_seen;
 end;
 $$;
-comment on function messages.snapshot_of(text) is
+comment on function notifyq.snapshot_of(text) is
   'The snapshot of a position that current_position() gave, for dead_since() and for readers of '
   'message_archive.xid. Raises NQ904 for a position that means nothing here: of another server or '
   'database, from before a restore, or ahead of a standby that took over.';
@@ -191,27 +191,27 @@ create or replace function messages.known_position(place text)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_here messages.origin;
+  v_here notifyq.origin;
   v_parts text[];
   v_seen pg_snapshot;
   v_reached xid8;
 begin
-  perform messages.snapshot_of(place);
+  perform notifyq.snapshot_of(place);
   return place;
 exception
   when sqlstate 'NQ904' then
-    v_here := messages._here();
+    v_here := notifyq.current_origin();
     v_parts := regexp_match(place, '^(-?\d+):(\d+):(\d+):(\d+)/(.+)$');
     v_seen := v_parts[5]::pg_snapshot;
     select o.reached into v_reached
-    from messages.origin as o
+    from notifyq.origin as o
     where o.epoch = v_here.epoch
       and o.timeline < v_here.timeline
       and v_parts[1:4] = array[
-        v_here.system_identifier::text, messages._database()::text, o.epoch::text, o.timeline::text
+        v_here.system_identifier::text, notifyq.database_name()::text, o.epoch::text, o.timeline::text
       ];
     if v_reached is null then
       raise;

@@ -1,27 +1,26 @@
 -- Statistics: what the server knows of a table without reading it.
 
 -- A huge table is not read for a figure.
-create or replace function messages._count_about(relation text)
+create or replace function notifyq.estimate_count(relation regclass)
   returns bigint
   language plpgsql
   stable
 as $$
 declare
-  v_class regclass := format('messages.%I', relation)::regclass;
   v_rows bigint;
 begin
-  select c.reltuples::bigint into v_rows from pg_class as c where c.oid = v_class;
-  if v_rows > 0 and pg_relation_size(v_class) > 8000000 then
+  select c.reltuples::bigint into v_rows from pg_class as c where c.oid = relation;
+  if v_rows > 0 and pg_relation_size(relation) > 8000000 then
     return v_rows;
   end if;
-  execute format('select count(*) from messages.%I', relation) into v_rows;
+  execute format('select count(*) from %s', relation) into v_rows;
   return v_rows;
 end;
 $$;
 
 -- The most common values of a column, and what part of the rows has each, 0 to 1.
-create or replace function messages._common_values(
-  relation text,
+create or replace function notifyq.common_values(
+  relation regclass,
   attribute text,
   out _value text,
   out _share double precision
@@ -31,9 +30,11 @@ create or replace function messages._common_values(
   stable
 as $$
   select m.value, m.share
-  from pg_stats as s
+  from pg_class as r
+  join pg_namespace as n on n.oid = r.relnamespace
+  join pg_stats as s on s.schemaname = n.nspname and s.tablename = r.relname
   cross join lateral unnest(s.most_common_vals::text::text[], s.most_common_freqs)
     as m (value, share)
-  where s.schemaname = 'messages' and s.tablename = relation and s.attname = attribute
+  where r.oid = relation and s.attname = attribute
     and not s.inherited;
 $$;

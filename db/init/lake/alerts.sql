@@ -3,12 +3,12 @@
 -- raises: NQ003 a metric that there is not; else as messages.publish()
 
 -- Of some hours as lakes have counted them; what is the n-th of each array belongs together.
-create or replace function messages._rolled_hours(
+create or replace function notifyq.rolled_hours(
   lakes bigint[],
   hours timestamptz[],
   queues text[]
 )
-  returns setof messages.hour_report
+  returns setof notifyq.hour_report
   language sql
   stable
   set jit = off
@@ -16,7 +16,7 @@ as $$
   with rolled as materialized (
     select r.*
     from unnest(lakes, hours, queues) as w (lake, bucket_at, queue)
-    join messages.rollup as r using (lake, bucket_at, queue)
+    join notifyq.rollup as r using (lake, bucket_at, queue)
     where r.span = 'hour'
   ), bins as (
     select r.bucket_at, r.queue, h.kind, h.bin, sum(h.n) as n
@@ -44,15 +44,15 @@ as $$
     from (
       select e.bucket_at, e.queue, e.fingerprint, sum(e.errors) as n
       from unnest(lakes, hours, queues) as w (lake, bucket_at, queue)
-      join messages.rollup_error as e using (lake, bucket_at, queue)
+      join notifyq.rollup_error as e using (lake, bucket_at, queue)
       where e.span = 'hour'
       group by e.bucket_at, e.queue, e.fingerprint
     ) as f
     group by f.bucket_at, f.queue
   )
   select s.bucket_at, s.queue, s.finished, s.dead,
-    extract(epoch from messages._bin_span(q.wait, s.wait_max))::double precision * 1000,
-    extract(epoch from messages._bin_span(q.run, s.run_max))::double precision * 1000,
+    extract(epoch from notifyq.bin_span(q.wait, s.wait_max))::double precision * 1000,
+    extract(epoch from notifyq.bin_span(q.run, s.run_max))::double precision * 1000,
     coalesce(e.errors, '{}')
   from (
     select r.bucket_at, r.queue, sum(r.finished)::bigint as finished,
@@ -67,12 +67,12 @@ $$;
 
 -- What was pruned is in roll-ups, what came since the last of these in the archive: of an hour that
 -- both have, the one with more messages has all of them.
-create or replace function messages.archive_hours(since timestamptz, until timestamptz)
-  returns setof messages.hour_report
+create or replace function notifyq.archive_hours(since timestamptz, until timestamptz)
+  returns setof notifyq.hour_report
   language sql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
   set jit = off
 as $$
@@ -91,7 +91,7 @@ as $$
     select f.bucket_at, f.queue, jsonb_object_agg(f.fingerprint, f.n) as errors
     from (
       select a.bucket_at, a.queue, count(*) as n,
-        messages.error_fingerprint(a.details) as fingerprint
+        notifyq.error_fingerprint(a.details) as fingerprint
       from archived as a
       where a.status <> 'success'
       group by a.bucket_at, a.queue, 4
@@ -109,7 +109,7 @@ as $$
     select distinct on (r.bucket_at, r.queue) r.lake, r.bucket_at, r.queue
     from (
       select l.lake, l.bucket_at, l.queue, sum(l.finished) as finished
-      from messages.rollup as l
+      from notifyq.rollup as l
       where l.span = 'hour'
         and l.bucket_at >= since
         and l.bucket_at < until
@@ -129,19 +129,19 @@ as $$
     select array_agg(r.lake) as lakes, array_agg(r.bucket_at) as hours, array_agg(r.queue) as queues
     from rolled as r
   ) as w
-  cross join lateral messages._rolled_hours(w.lakes, w.hours, w.queues) as h;
+  cross join lateral notifyq.rolled_hours(w.lakes, w.hours, w.queues) as h;
 $$;
-comment on function messages.archive_hours(timestamptz, timestamptz) is
+comment on function notifyq.archive_hours(timestamptz, timestamptz) is
   'Hours (in UTC) of a span of time, by queue: messages, dead ones, p95 of the time of waiting and '
   'of running in milliseconds, and the errors of the dead by fingerprint. Counted from the '
   'archive; hours of which the roll-up of a lake has more messages, as the archive was pruned, '
   'are from there, their p95 at most 1 % off.';
 
-create or replace function messages.report_anomalies(anomalies jsonb, alerts text default null)
+create or replace function notifyq.report_anomalies(anomalies jsonb, alerts text default null)
   returns setof messages.anomaly
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -195,7 +195,7 @@ begin
   end loop;
 end;
 $$;
-comment on function messages.report_anomalies(jsonb, text) is
+comment on function notifyq.report_anomalies(jsonb, text) is
   'Keep what `notifyq spark anomalies` has found, and publish each as a message of type anomaly '
   'into the queue alerts, which is created if it is missing. An hour, queue and metric that is '
   'known is passed over. Returns the new ones. Those found 400 days ago are forgotten.';

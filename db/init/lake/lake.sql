@@ -3,15 +3,15 @@
 -- raises: NQ003 invalid argument, NQ031 unknown lake, NQ903 not adopted, NQ032 lake in use, NQ033
 -- lake changed, NQ904 foreign position
 
-create or replace function messages._lake(id bigint)
-  returns messages.lake
+create or replace function notifyq.find_lake(id bigint)
+  returns notifyq.lake
   language plpgsql
   stable
 as $$
 declare
-  v_lake messages.lake;
+  v_lake notifyq.lake;
 begin
-  select l.* into v_lake from messages.lake as l where l.id = _lake.id;
+  select l.* into v_lake from notifyq.lake as l where l.id = find_lake.id;
   if not found then
     raise exception using
       errcode = 'NQ031',
@@ -22,25 +22,25 @@ begin
 end;
 $$;
 
-create or replace function messages.create_lake(location text)
-  returns messages.lake
+create or replace function notifyq.create_lake(location text)
+  returns notifyq.lake
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_lake messages.lake;
+  v_lake notifyq.lake;
 begin
   if coalesce(location, '') = '' then
-    perform messages._invalid('a lake needs a location', 'give the path of its folder');
+    perform notifyq.raise_invalid('a lake needs a location', 'give the path of its folder');
   end if;
   if location ~* '^([a-z][a-z0-9+.-]+:([/\\]|$)|(abfss?|file|gs|hdfs|s3[an]?|wasbs?):)' then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%s is a URI', left(location, 200)),
       'give the path of a folder in a mounted file system'
     );
   end if;
-  insert into messages.lake as l (location, place)
+  insert into notifyq.lake as l (location, place)
   values (
     create_lake.location,
     -- Sees nothing at all: what adopt() takes over has the number 1.
@@ -50,7 +50,7 @@ begin
   return v_lake;
 end;
 $$;
-comment on function messages.create_lake(text) is
+comment on function notifyq.create_lake(text) is
   'Begin a lake in the folder location, which `notifyq spark export` does. From now on no day of '
   'the archive is dropped before it was exported there. Raises NQ003 for an empty location and '
   'for a URI such as s3://bucket.';
@@ -59,10 +59,10 @@ create or replace function messages.forget_lake(id bigint)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  delete from messages.lake as l where l.id = forget_lake.id;
+  delete from notifyq.lake as l where l.id = forget_lake.id;
   return found;
 end;
 $$;
@@ -70,25 +70,25 @@ comment on function messages.forget_lake(bigint) is
   'Forget a lake and what is in it: retention no longer waits for it. Its files stay where they '
   'are. False: there was no such lake.';
 
-create or replace function messages.note_lake(lake bigint, unreadable text)
+create or replace function notifyq.note_lake(lake bigint, unreadable text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  update messages.lake as l
+  update notifyq.lake as l
   set unreadable = left(note_lake.unreadable, 1000)
   where l.id = note_lake.lake
     and l.unreadable is distinct from left(note_lake.unreadable, 1000);
   return found;
 end;
 $$;
-comment on function messages.note_lake(bigint, text) is
+comment on function notifyq.note_lake(bigint, text) is
   'Record why the files of a lake cannot be read, or null once they can, which `notifyq spark '
   'export` does. Retention drops no day while a lake cannot be read. False: nothing changed.';
 
-create or replace function messages._lake_obstacle(lake messages.lake)
+create or replace function notifyq.lake_obstacle(lake notifyq.lake)
   returns text
   language plpgsql
   stable
@@ -97,7 +97,7 @@ begin
   if lake.unreadable is not null then
     return lake.unreadable;
   end if;
-  perform messages.snapshot_of(lake.place);
+  perform notifyq.snapshot_of(lake.place);
   return null;
 exception
   when others then
@@ -110,13 +110,13 @@ create or replace function messages.lakes()
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
   select l.id, l.token, l.location, l.created_at, l.exported_at, f.files, f.rows, f.bytes,
-    messages._lake_obstacle(l)
-  from messages.lake as l
+    notifyq.lake_obstacle(l)
+  from notifyq.lake as l
   cross join lateral (
     select count(*) as files, coalesce(sum(i.rows), 0)::bigint as rows,
       coalesce(sum(i.bytes), 0)::bigint as bytes
@@ -135,7 +135,7 @@ create or replace function messages.lake_files(lake bigint, dataset text default
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
@@ -150,31 +150,31 @@ $$;
 comment on function messages.lake_files(bigint, text) is
   'The files of a table of a lake: all that a reader may read, and nothing else.';
 
-create or replace function messages.lake_batches(
+create or replace function notifyq.lake_batches(
   lake bigint,
   dataset text default 'archive',
   after bigint default 0
 )
-  returns setof messages.lake_batch
+  returns setof notifyq.lake_batch
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
   select b.*
-  from messages.lake_batch as b
+  from notifyq.lake_batch as b
   where b.lake = lake_batches.lake
     and b.dataset = lake_batches.dataset
     and b.id > lake_batches.after
   order by b.id;
 end;
 $$;
-comment on function messages.lake_batches(bigint, text, bigint) is
+comment on function notifyq.lake_batches(bigint, text, bigint) is
   'The changes of a table of a lake after the batch of that number, in their order.';
 
-create or replace function messages.lake_changes(
+create or replace function notifyq.lake_changes(
   batch bigint,
   out added messages.lake_file[],
   out removed messages.lake_file[]
@@ -183,7 +183,7 @@ create or replace function messages.lake_changes(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   added := array(
@@ -194,7 +194,7 @@ begin
   );
 end;
 $$;
-comment on function messages.lake_changes(bigint) is
+comment on function notifyq.lake_changes(bigint) is
   'The files that came with a batch of a lake, and those that they have replaced.';
 
 -- Export: who writes a lake, and which parts of the archive lie between two snapshots.
@@ -203,11 +203,11 @@ comment on function messages.lake_changes(bigint) is
 -- place of the lake to its own snapshot, and calls commit_lake() last. What ends it before leaves
 -- files that nobody knows, and the lake as it was.
 
-create or replace function messages.hold_lake(lake bigint)
-  returns messages.lake
+create or replace function notifyq.hold_lake(lake bigint)
+  returns notifyq.lake
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_class constant integer := 1852926059;
@@ -215,7 +215,7 @@ declare
 begin
   -- No lock of a row: it would give this transaction, which may last for hours, a number, and the
   -- readers of streams would wait for that.
-  perform messages._lake(hold_lake.lake);
+  perform notifyq.find_lake(hold_lake.lake);
   if not pg_try_advisory_xact_lock(v_class, hold_lake.lake::integer) then
     select format(' by %s, process %s', a.usename, a.pid) into v_holder
     from pg_locks as k
@@ -232,24 +232,24 @@ begin
       message = format('the lake is being written%s', v_holder),
       hint = 'wait until that has ended';
   end if;
-  return messages._lake(hold_lake.lake);
+  return notifyq.find_lake(hold_lake.lake);
 end;
 $$;
-comment on function messages.hold_lake(bigint) is
+comment on function notifyq.hold_lake(bigint) is
   'Keep a lake from other writers until the end of this transaction, and return what is known of '
   'it. Raises NQ031 for an unknown lake, and NQ032 at once if another session has it.';
 
 -- One day of the archive, as far as it lies in the window. One of which nothing was seen before is
 -- read whole: nobody counts its rows. Of another, up to `most` rows are counted; of more it tells
 -- in which blocks of the table they are. Rows come by time, so that those are its end.
-create or replace function messages._archive_part(
+create or replace function notifyq.read_archive_part(
   relation text,
   day date,
   low pg_snapshot,
   high pg_snapshot,
   most integer
 )
-  returns messages.archive_part
+  returns notifyq.archive_part
   language plpgsql
   stable
   set enable_seqscan = off
@@ -260,11 +260,11 @@ declare
   v_late xid8[] := array(
     select x.xid from pg_snapshot_xip(low) as x (xid) where pg_visible_in_snapshot(x.xid, high)
   );
-  v_part messages.archive_part;
+  v_part notifyq.archive_part;
   v_first xid8;
 begin
   v_part.day := day;
-  execute format('select a.xid from messages.%I as a order by a.xid limit 1', relation)
+  execute format('select a.xid from notifyq.%I as a order by a.xid limit 1', relation)
   into v_first;
   if v_first is null then
     v_part.rows := 0;
@@ -272,16 +272,16 @@ begin
   end if;
   if v_first >= pg_snapshot_xmax(low) then
     v_part.first_block := 0;
-    v_part.until_block := pg_relation_size(format('messages.%I', relation)::regclass)
+    v_part.until_block := pg_relation_size(format('notifyq.%I', relation)::regclass)
       / current_setting('block_size')::bigint;
     return v_part;
   end if;
   execute format(
     'select count(*) from ('
-    '  (select from messages.%I as a where a.xid >= %L and a.xid < %L and a.xid <> all (%L) '
+    '  (select from notifyq.%I as a where a.xid >= %L and a.xid < %L and a.xid <> all (%L) '
     '  and a.archived_at >= %L and a.archived_at < %L limit %L) '
     '  union all '
-    '  (select from messages.%I as a where a.xid = any (%L) '
+    '  (select from notifyq.%I as a where a.xid = any (%L) '
     '  and a.archived_at >= %L and a.archived_at < %L limit %L)'
     ') as f',
     relation, pg_snapshot_xmax(low), pg_snapshot_xmax(high), array(select pg_snapshot_xip(high)),
@@ -293,7 +293,7 @@ begin
   end if;
   execute format(
     'select (min(a.ctid)::text::point)[0], (max(a.ctid)::text::point)[0] + 1 '
-    'from messages.%I as a where a.xid >= %L and a.xid < %L or a.xid = any (%L)',
+    'from notifyq.%I as a where a.xid >= %L and a.xid < %L or a.xid = any (%L)',
     relation, pg_snapshot_xmax(low), pg_snapshot_xmax(high), v_late
   ) into v_part.first_block, v_part.until_block;
   v_part.rows := null;
@@ -301,20 +301,20 @@ begin
 end;
 $$;
 
-create or replace function messages.archive_parts(
+create or replace function notifyq.archive_parts(
   low pg_snapshot,
   high pg_snapshot,
   most integer default 50000
 )
-  returns setof messages.archive_part
+  returns setof notifyq.archive_part
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
 begin
-  perform messages._check_quantity(archive_parts.most, 2147483647);
+  perform notifyq.check_quantity(archive_parts.most, 2147483647);
   return query
   select p.*
   from (
@@ -325,16 +325,16 @@ begin
       and c.relname ~ '^message_archive_\d{8}$'
     union all
     select distinct 'message_archive_default', a.archived_at::date
-    from messages.message_archive_default as a
+    from notifyq.message_archive_default as a
   ) as d
-  cross join lateral messages._archive_part(
+  cross join lateral notifyq.read_archive_part(
     d.name, d.day, archive_parts.low, archive_parts.high, archive_parts.most
   ) as p
   where p.rows is null or p.rows > 0
   order by p.day;
 end;
 $$;
-comment on function messages.archive_parts(pg_snapshot, pg_snapshot, integer) is
+comment on function notifyq.archive_parts(pg_snapshot, pg_snapshot, integer) is
   'Which days of the archive may have rows that the snapshot high sees and low does not. Up to '
   'most rows of a day are counted; where there are more, or where low sees nothing of the day, '
   'rows is null, and they are in the blocks of its partition from first_block up to, and not '
@@ -342,7 +342,7 @@ comment on function messages.archive_parts(pg_snapshot, pg_snapshot, integer) is
 
 -- Commit: files become part of a lake all at once, together with how far it has come.
 
-create or replace function messages.commit_lake(
+create or replace function notifyq.commit_lake(
   lake bigint,
   dataset text,
   files jsonb,
@@ -353,42 +353,42 @@ create or replace function messages.commit_lake(
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  v_lake messages.lake := messages._lake(commit_lake.lake);
+  v_lake notifyq.lake := notifyq.find_lake(commit_lake.lake);
   v_batch bigint;
   v_removed bigint;
 begin
   if dataset !~ '^[a-z][a-z0-9_]{0,62}$' then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%L is no name of a table of a lake', left(dataset, 100)),
       'take small letters, digits and underscores'
     );
   end if;
   if place is not null and current_setting('transaction_isolation') = 'read committed' then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'a place is that of a snapshot', 'begin the transaction at isolation level repeatable read'
     );
   end if;
   if exists (
-    select from messages.lake_batch as b
+    select from notifyq.lake_batch as b
     where b.lake = v_lake.id and b.dataset = commit_lake.dataset and b.key = commit_lake.key
   ) then
     return null;
   end if;
   if place is not null then
-    update messages.lake as l
+    update notifyq.lake as l
     set place = commit_lake.place, exported_at = clock_timestamp()
     where l.id = v_lake.id;
   end if;
-  insert into messages.lake_batch as b (lake, dataset, key, low, high, files, removed, rows, bytes)
+  insert into notifyq.lake_batch as b (lake, dataset, key, low, high, files, removed, rows, bytes)
   select v_lake.id, commit_lake.dataset, commit_lake.key,
-    case when commit_lake.place is not null then messages.snapshot_of(v_lake.place) end,
-    case when commit_lake.place is not null then messages.snapshot_of(commit_lake.place) end,
+    case when commit_lake.place is not null then notifyq.snapshot_of(v_lake.place) end,
+    case when commit_lake.place is not null then notifyq.snapshot_of(commit_lake.place) end,
     count(*), cardinality(commit_lake.removed), coalesce(sum(e.rows), 0), coalesce(sum(e.bytes), 0)
-  from jsonb_populate_recordset(null::messages.lake_entry, commit_lake.files) as e
+  from jsonb_populate_recordset(null::notifyq.lake_entry, commit_lake.files) as e
   returning b.id into v_batch;
   insert into messages.lake_file (
     lake, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id, first_at,
@@ -396,7 +396,7 @@ begin
   )
   select v_lake.id, commit_lake.dataset, v_batch, e.path, e.day, e.queue, e.rows, e.bytes,
     e.checksum, e.first_id, e.last_id, e.first_at, e.last_at
-  from jsonb_populate_recordset(null::messages.lake_entry, commit_lake.files) as e;
+  from jsonb_populate_recordset(null::notifyq.lake_entry, commit_lake.files) as e;
   update messages.lake_file as f
   set removed = v_batch, removed_at = clock_timestamp()
   where f.id = any (commit_lake.removed)
@@ -416,19 +416,19 @@ exception
       hint = 'nothing was written; try again';
 end;
 $$;
-comment on function messages.commit_lake(bigint, text, jsonb, text, bigint[], text) is
+comment on function notifyq.commit_lake(bigint, text, jsonb, text, bigint[], text) is
   'Make files part of a table of a lake, all at once, and take out those that they replace (the '
-  'numbers removed). The files are an array of objects as messages.lake_entry. With a place the '
+  'numbers removed). The files are an array of objects as notifyq.lake_entry. With a place the '
   'lake is exported up to there. Returns the number of the batch, or null where a batch of this '
   'key was there: nothing is done then. Raises NQ003 for a wrong name, NQ031 for an unknown lake, '
   'and NQ033 if files to be removed are gone, as another has replaced them.';
 
-create or replace function messages.lake_removed(lake bigint)
+create or replace function notifyq.lake_removed(lake bigint)
   returns setof messages.lake_file
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
@@ -439,14 +439,14 @@ begin
   order by f.id;
 end;
 $$;
-comment on function messages.lake_removed(bigint) is
+comment on function notifyq.lake_removed(bigint) is
   'The files of a lake, of all of its tables, that others have replaced and that may be there yet.';
 
-create or replace function messages.forget_files(lake bigint, files bigint[])
+create or replace function notifyq.forget_files(lake bigint, files bigint[])
   returns integer
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_forgotten integer;
@@ -457,11 +457,11 @@ begin
     and f.removed is not null;
   get diagnostics v_forgotten = row_count;
   -- Of what has no files any more, a writer can but repeat what came last.
-  delete from messages.lake_batch as b
+  delete from notifyq.lake_batch as b
   where b.lake = forget_files.lake
     and b.committed_at < clock_timestamp() - interval '7 days'
     and b.id < (
-      select max(l.id) from messages.lake_batch as l
+      select max(l.id) from notifyq.lake_batch as l
       where l.lake = b.lake and l.dataset = b.dataset
     )
     and not exists (
@@ -470,6 +470,6 @@ begin
   return v_forgotten;
 end;
 $$;
-comment on function messages.forget_files(bigint, bigint[]) is
+comment on function notifyq.forget_files(bigint, bigint[]) is
   'Forget files that others have replaced, once they are deleted, and what is known of changes of '
   'a week ago that have no files any more. Returns how many files were forgotten.';

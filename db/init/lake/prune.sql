@@ -3,7 +3,7 @@
 -- raises: NQ031 unknown lake
 
 -- Whether all rows of a day's table are in a lake; not, if it is unknown how far that is.
-create or replace function messages._is_exported(lake messages.lake, relation text)
+create or replace function notifyq.is_exported(lake notifyq.lake, relation text)
   returns boolean
   language plpgsql
   stable
@@ -14,12 +14,12 @@ declare
   v_seen pg_snapshot;
   v_is_missing boolean;
 begin
-  if messages._lake_obstacle(lake) is not null then
+  if notifyq.lake_obstacle(lake) is not null then
     return false;
   end if;
   v_seen := split_part(lake.place, '/', 2)::pg_snapshot;
   execute format(
-    'select exists (select from messages.%I as a where a.xid >= %L '
+    'select exists (select from notifyq.%I as a where a.xid >= %L '
     'and not pg_visible_in_snapshot(a.xid, %L))',
     relation, pg_snapshot_xmin(v_seen), v_seen
   ) into v_is_missing;
@@ -29,12 +29,12 @@ $$;
 
 -- A hash of all that the lake has of each row. Instants are counted in microseconds: the text of
 -- one says what the session's settings are.
-create or replace function messages.archive_hashes(day date)
-  returns setof messages.archive_hash
+create or replace function notifyq.archive_hashes(day date)
+  returns setof notifyq.archive_hash
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
 begin
@@ -58,16 +58,16 @@ begin
     and a.archived_at < (archive_hashes.day + 1)::timestamptz;
 end;
 $$;
-comment on function messages.archive_hashes(date) is
+comment on function notifyq.archive_hashes(date) is
   'For each message archived on a day, in UTC, its id and a hash of its columns, as the lake that '
   'it was exported into can be asked for them.';
 
-create or replace function messages.archive_days()
+create or replace function notifyq.archive_days()
   returns setof date
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
@@ -79,40 +79,40 @@ begin
   order by 1;
 end;
 $$;
-comment on function messages.archive_days() is
+comment on function notifyq.archive_days() is
   'The days, in UTC, that the archive has a partition for, also those ahead.';
 
-create or replace function messages.prune_obstacle(lake bigint, day date)
+create or replace function notifyq.prune_obstacle(lake bigint, day date)
   returns text
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
 declare
-  v_name text := messages._partition_name(day);
+  v_name text := notifyq.partition_name(day);
   v_location text;
 begin
-  perform messages._lake(prune_obstacle.lake);
-  if to_regclass('messages.' || v_name) is null then
+  perform notifyq.find_lake(prune_obstacle.lake);
+  if to_regclass('notifyq.' || v_name) is null then
     return 'it has no partition';
   elsif day >= clock_timestamp()::date then
     return 'it is not over';
   end if;
   select l.location into v_location
-  from messages.lake as l
-  where not messages._is_exported(l, v_name)
+  from notifyq.lake as l
+  where not notifyq.is_exported(l, v_name)
   order by l.id <> prune_obstacle.lake, l.id
   limit 1;
   return 'some of it is still to be exported into ' || v_location;
 end;
 $$;
-comment on function messages.prune_obstacle(bigint, date) is
+comment on function notifyq.prune_obstacle(bigint, date) is
   'Why a day of the archive cannot be dropped yet, whatever is in the lake: it is not over, or '
   'this lake or another has still to export some of it. Null: nothing is in the way.';
 
-create or replace function messages.prune_day(
+create or replace function notifyq.prune_day(
   lake bigint,
   day date,
   rows bigint,
@@ -121,14 +121,14 @@ create or replace function messages.prune_day(
   returns text
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set lock_timeout = '500ms'
   set timezone = 'UTC'
 as $$
 #variable_conflict use_column
 declare
-  v_name text := messages._partition_name(prune_day.day);
-  v_obstacle text := messages.prune_obstacle(prune_day.lake, prune_day.day);
+  v_name text := notifyq.partition_name(prune_day.day);
+  v_obstacle text := notifyq.prune_obstacle(prune_day.lake, prune_day.day);
   v_rows bigint;
   v_checksum numeric;
 begin
@@ -137,20 +137,20 @@ begin
   end if;
   -- Readers go on while it is compared; nobody writes into a day that is over, but for admins who
   -- delete dead messages and transactions that have archived and not committed since.
-  execute format('lock table messages.%I in share mode', v_name);
-  v_obstacle := messages.prune_obstacle(prune_day.lake, prune_day.day);
+  execute format('lock table notifyq.%I in share mode', v_name);
+  v_obstacle := notifyq.prune_obstacle(prune_day.lake, prune_day.day);
   if v_obstacle is not null then
     return v_obstacle;
   end if;
   select count(*), coalesce(sum(h.hash), 0) into v_rows, v_checksum
-  from messages.archive_hashes(prune_day.day) as h;
+  from notifyq.archive_hashes(prune_day.day) as h;
   if (v_rows, v_checksum) is distinct from (prune_day.rows, prune_day.checksum) then
     return 'the lake has not the same rows';
   end if;
-  if not messages._drop_day(v_name) then
+  if not notifyq.drop_day(v_name) then
     return 'it is in use';
   end if;
-  insert into messages.lake_prune as p (lake, day, rows, checksum)
+  insert into notifyq.lake_prune as p (lake, day, rows, checksum)
   values (prune_day.lake, prune_day.day, v_rows, v_checksum)
   on conflict on constraint lake_prune_lake_day_pk do update
   set rows = p.rows + excluded.rows, checksum = p.checksum + excluded.checksum,
@@ -161,7 +161,7 @@ exception
     return 'it is in use';
 end;
 $$;
-comment on function messages.prune_day(bigint, date, bigint, numeric) is
+comment on function notifyq.prune_day(bigint, date, bigint, numeric) is
   'Drop a day of the archive if it has just these rows: as many, and with this sum of their '
   'archive_hashes(), as were found in the files of the lake. Returns null when it was dropped, '
   'else why not. Waits for no one for longer than half a second. Raises NQ031 for an unknown lake.';

@@ -2,7 +2,7 @@
 --
 -- raises: NQ003 invalid argument
 
-create or replace function messages._rollup_lake(lake bigint)
+create or replace function notifyq.rollup_lake(lake bigint)
   returns bigint
   language plpgsql
   stable
@@ -13,9 +13,9 @@ begin
   if lake is not null then
     return lake;
   end if;
-  v_lakes := array(select p.lake from messages.rollup_progress as p order by p.lake);
+  v_lakes := array(select p.lake from notifyq.rollup_progress as p order by p.lake);
   if cardinality(v_lakes) > 1 then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('there are roll-ups of the lakes %s', array_to_string(v_lakes, ', ')),
       'say which, see messages.lakes()'
     );
@@ -25,7 +25,7 @@ end;
 $$;
 
 -- A value in the middle of the bin, at most 1 % off those in it.
-create or replace function messages._bin_span(bin integer, most_us bigint)
+create or replace function notifyq.bin_span(bin integer, most_us bigint)
   returns interval
   language sql
   immutable
@@ -34,47 +34,47 @@ as $$
     when bin is null then null
     when bin = -349 then interval '0'
     -- Bins are a few thousand at most; the power of a larger one is no number.
-    else messages._span(
+    else notifyq.bounded_interval(
       least(power(1.02::double precision, least(bin, 10000)) / 1.01 * 1000, most_us) / 1000000
     )
   end;
 $$;
 
-create or replace function messages.rollup_summary(
+create or replace function notifyq.rollup_summary(
   since timestamptz default null,
   until timestamptz default null,
   step interval default null,
   dimensions text[] default '{queue}',
   lake bigint default null
 )
-  returns setof messages.rollup_report
+  returns setof notifyq.rollup_report
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
 declare
-  v_lake bigint := messages._rollup_lake(lake);
+  v_lake bigint := notifyq.rollup_lake(lake);
 begin
-  perform messages._check_duration('step', step);
+  perform notifyq.check_duration('step', step);
   if not coalesce(dimensions <@ '{queue,type,status}', false) then
-    perform messages._invalid('group by some of queue, type and status', 'an empty array: by none');
+    perform notifyq.raise_invalid('group by some of queue, type and status', 'an empty array: by none');
   end if;
   if step < interval '1 hour' or date_trunc('hour', step) <> step
     or extract(month from step) <> 0 or extract(year from step) <> 0
   then
-    perform messages._invalid('a step is whole hours or days', 'null: all as one');
+    perform notifyq.raise_invalid('a step is whole hours or days', 'null: all as one');
   end if;
   return query
   with rolled as materialized (
-    select r.* from messages.rollup as r
+    select r.* from notifyq.rollup as r
     where r.lake = v_lake
       and (since is null or r.bucket_at >= since)
       and (until is null or r.bucket_at < until)
     union all
     select r.*
-    from messages._count_archive(
+    from notifyq.count_archive(
       since, until, step, 'queue' = any (dimensions), 'type' = any (dimensions)
     ) as r
     where v_lake = 0
@@ -126,12 +126,12 @@ begin
   select nullif(s.at, '-infinity'), case when 'queue' = any (dimensions) then s.of_queue end,
     case when 'type' = any (dimensions) then s.of_type end,
     nullif(s.of_status, '')::messages.message_status, s.finished, s.dead, s.retried, s.attempts,
-    messages._span(s.wait_mean::double precision), messages._bin_span(w.p50, s.wait_max),
-    messages._bin_span(w.p95, s.wait_max), messages._bin_span(w.p99, s.wait_max),
-    case when s.wait_mean is not null then messages._span(s.wait_max / 1000000.0) end,
-    messages._span(s.run_mean::double precision), messages._bin_span(x.p50, s.run_max),
-    messages._bin_span(x.p95, s.run_max), messages._bin_span(x.p99, s.run_max),
-    case when s.run_mean is not null then messages._span(s.run_max / 1000000.0) end
+    notifyq.bounded_interval(s.wait_mean::double precision), notifyq.bin_span(w.p50, s.wait_max),
+    notifyq.bin_span(w.p95, s.wait_max), notifyq.bin_span(w.p99, s.wait_max),
+    case when s.wait_mean is not null then notifyq.bounded_interval(s.wait_max / 1000000.0) end,
+    notifyq.bounded_interval(s.run_mean::double precision), notifyq.bin_span(x.p50, s.run_max),
+    notifyq.bin_span(x.p95, s.run_max), notifyq.bin_span(x.p99, s.run_max),
+    case when s.run_mean is not null then notifyq.bounded_interval(s.run_max / 1000000.0) end
   from sums as s
   left join quantiles as w
     on (w.at, w.of_queue, w.of_type, w.of_status) = (s.at, s.of_queue, s.of_type, s.of_status)
@@ -142,7 +142,7 @@ begin
   order by s.at, s.finished desc, s.of_queue, s.of_type, s.of_status;
 end;
 $$;
-comment on function messages.rollup_summary(
+comment on function notifyq.rollup_summary(
   timestamptz, timestamptz, interval, text[], bigint
 ) is
   'Throughput, dead messages, retries, and percentiles of wait and run, of buckets that begin from '
@@ -153,34 +153,34 @@ comment on function messages.rollup_summary(
 
 -- Report of errors: what went wrong most, who did the work, and from when to when there is any.
 
-create or replace function messages.rollup_errors(
+create or replace function notifyq.rollup_errors(
   since timestamptz default null,
   until timestamptz default null,
   queue text default null,
   quantity integer default 20,
   lake bigint default null
 )
-  returns setof messages.error_report
+  returns setof notifyq.error_report
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
 declare
-  v_lake bigint := messages._rollup_lake(lake);
+  v_lake bigint := notifyq.rollup_lake(lake);
 begin
-  perform messages._check_quantity(quantity, 10000);
+  perform notifyq.check_quantity(quantity, 10000);
   return query
   with counted as (
     select e.fingerprint, e.queue, e.status, e.errors, e.first_at, e.last_at, e.sample
-    from messages.rollup_error as e
+    from notifyq.rollup_error as e
     where e.lake = v_lake
       and (since is null or e.bucket_at >= since)
       and (until is null or e.bucket_at < until)
       and (rollup_errors.queue is null or e.queue = rollup_errors.queue)
     union all
-    select messages.error_fingerprint(a.details), a.queue, a.status, 1, a.archived_at,
+    select notifyq.error_fingerprint(a.details), a.queue, a.status, 1, a.archived_at,
       a.archived_at, left(a.details, 1000)
     from messages.message_archive as a
     where v_lake = 0
@@ -210,35 +210,35 @@ begin
   limit rollup_errors.quantity;
 end;
 $$;
-comment on function messages.rollup_errors(
+comment on function notifyq.rollup_errors(
   timestamptz, timestamptz, text, integer, bigint
 ) is
   'Dead messages by fingerprint, the most frequent first: in which queues (the first ten), how '
   'they ended, when first and last, and the details of the last one. Of buckets that begin from '
   'since on and before until; of one queue (null: all). lake as in rollup_summary(). Raises NQ003.';
 
-create or replace function messages.rollup_workers(
+create or replace function notifyq.rollup_workers(
   since timestamptz default null,
   until timestamptz default null,
   queue text default null,
   quantity integer default 20,
   lake bigint default null
 )
-  returns setof messages.worker_report
+  returns setof notifyq.worker_report
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
 declare
-  v_lake bigint := messages._rollup_lake(lake);
+  v_lake bigint := notifyq.rollup_lake(lake);
 begin
-  perform messages._check_quantity(quantity, 10000);
+  perform notifyq.check_quantity(quantity, 10000);
   return query
   with counted as (
     select w.worker, w.queue, w.finished, w.dead, w.run_total_us
-    from messages.rollup_worker as w
+    from notifyq.rollup_worker as w
     where w.lake = v_lake
       and (since is null or w.bucket_at >= since)
       and (until is null or w.bucket_at < until)
@@ -263,21 +263,21 @@ begin
   )
   select b.worker, (array_agg(b.queue order by b.finished desc, b.queue))[1:10],
     sum(b.finished)::bigint, sum(b.dead)::bigint,
-    messages._span((sum(b.run_total_us) / 1000000)::double precision)
+    notifyq.bounded_interval((sum(b.run_total_us) / 1000000)::double precision)
   from by_queue as b
   group by b.worker
   order by b.worker in ('', '(others)'), sum(b.finished) desc, b.worker
   limit rollup_workers.quantity;
 end;
 $$;
-comment on function messages.rollup_workers(
+comment on function notifyq.rollup_workers(
   timestamptz, timestamptz, text, integer, bigint
 ) is
   'Workers, the busiest first: in which queues (the first ten), how many messages they finished, '
   'how many of them died, and how long they ran. Empty: no worker had them. Arguments as in '
   'rollup_errors(). Raises NQ003.';
 
-create or replace function messages.rollup_range(
+create or replace function notifyq.rollup_range(
   lake bigint default null,
   out source bigint,
   out first_at timestamptz,
@@ -288,10 +288,10 @@ create or replace function messages.rollup_range(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  source := messages._rollup_lake(lake);
+  source := notifyq.rollup_lake(lake);
   if source = 0 then
     select min(a.archived_at), max(a.archived_at), count(*)
     into first_at, last_at, finished
@@ -300,15 +300,15 @@ begin
   end if;
   select min(r.bucket_at), max(r.bucket_at)
   into first_at, last_at
-  from messages.rollup as r
+  from notifyq.rollup as r
   where r.lake = source;
   select p.messages, p.rolled_at
   into finished, rolled_at
-  from messages.rollup_progress as p
+  from notifyq.rollup_progress as p
   where p.lake = source;
 end;
 $$;
-comment on function messages.rollup_range(bigint) is
+comment on function notifyq.rollup_range(bigint) is
   'What reports can be about: the number of the lake (source; 0: the archive itself), its first '
   'and its last bucket, how many messages there are, and when they were rolled up. lake as in '
   'rollup_summary(). Raises NQ003.';

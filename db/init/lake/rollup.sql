@@ -8,12 +8,12 @@
 
 -- Its twin in Python is src/notifyq/spark/fingerprints.py, so each step is one that both languages
 -- of patterns read alike: no classes but by letters, nothing that depends on a locale.
-create or replace function messages.error_fingerprint(details text)
+create or replace function notifyq.error_fingerprint(details text)
   returns text
   language plpgsql
   immutable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_text text := left(split_part(ltrim(details, e' \t\r\n'), e'\n', 1), 1000);
@@ -52,13 +52,13 @@ begin
   return coalesce(nullif(v_text, ''), '(no details)');
 end;
 $$;
-comment on function messages.error_fingerprint(text) is
+comment on function notifyq.error_fingerprint(text) is
   'What an error has in common with others of its kind: the first line of its details, with texts '
   'in quotes, addresses, paths, names of workers, suffixes of pods, uuids, hexadecimal numbers, '
   'instants and other numbers replaced by <text>, <url>, <path>, <worker>, <pod>, <uuid>, <hex>, '
   '<time> and <n>; at most 300 characters. (no details) for null and for nothing.';
 
-create or replace function messages._merge_histograms(
+create or replace function notifyq.merge_histograms(
   bins integer[],
   counts bigint[],
   more_bins integer[],
@@ -82,7 +82,7 @@ as $$
   ) as b;
 $$;
 
-create or replace function messages._add_rollup(rows messages.rollup[])
+create or replace function notifyq.merge_rollup(rows notifyq.rollup[])
   returns bigint
   language plpgsql
   set jit = off
@@ -90,7 +90,7 @@ as $$
 declare
   v_finished bigint;
 begin
-  insert into messages.rollup as r
+  insert into notifyq.rollup as r
   select n.* from unnest(rows) as n
   on conflict (lake, span, bucket_at, queue, type, status) do update set
     finished = r.finished + excluded.finished,
@@ -101,7 +101,7 @@ begin
     wait_max_us = greatest(r.wait_max_us, excluded.wait_max_us),
     (wait_bins, wait_counts) = (
       select m._bins, m._counts
-      from messages._merge_histograms(
+      from notifyq.merge_histograms(
         r.wait_bins, r.wait_counts, excluded.wait_bins, excluded.wait_counts
       ) as m
     ),
@@ -110,7 +110,7 @@ begin
     run_max_us = greatest(r.run_max_us, excluded.run_max_us),
     (run_bins, run_counts) = (
       select m._bins, m._counts
-      from messages._merge_histograms(
+      from notifyq.merge_histograms(
         r.run_bins, r.run_counts, excluded.run_bins, excluded.run_counts
       ) as m
     );
@@ -119,14 +119,14 @@ begin
 end;
 $$;
 
-create or replace function messages._add_rollup_errors(rows messages.rollup_error[])
+create or replace function notifyq.merge_rollup_errors(rows notifyq.rollup_error[])
   returns void
   language plpgsql
   set enable_seqscan = off
   set jit = off
 as $$
 begin
-  insert into messages.rollup_error as r
+  insert into notifyq.rollup_error as r
   select n.* from unnest(rows) as n
   on conflict (lake, span, bucket_at, queue, status, fingerprint) do update set
     errors = r.errors + excluded.errors,
@@ -135,14 +135,14 @@ begin
     sample = case when excluded.last_at >= r.last_at then excluded.sample else r.sample end;
   -- Whose name nobody would read is counted under one.
   with gone as (
-    delete from messages.rollup_error as e
+    delete from notifyq.rollup_error as e
     where e.ctid = any (array(
       select k.ctid
       from (select distinct n.lake, n.span, n.bucket_at, n.queue, n.status from unnest(rows) as n)
         as g
       cross join lateral (
         select o.ctid
-        from messages.rollup_error as o
+        from notifyq.rollup_error as o
         where (o.lake, o.span, o.bucket_at, o.queue, o.status)
             = (g.lake, g.span, g.bucket_at, g.queue, g.status)
           and o.fingerprint <> '(others)'
@@ -152,7 +152,7 @@ begin
     ))
     returning e.*
   )
-  insert into messages.rollup_error as r
+  insert into notifyq.rollup_error as r
   select g.lake, g.span, g.bucket_at, g.queue, g.status, '(others)', sum(g.errors),
     min(g.first_at), max(g.last_at), null
   from gone as g
@@ -164,27 +164,27 @@ begin
 end;
 $$;
 
-create or replace function messages._add_rollup_workers(rows messages.rollup_worker[])
+create or replace function notifyq.merge_rollup_workers(rows notifyq.rollup_worker[])
   returns void
   language plpgsql
   set enable_seqscan = off
   set jit = off
 as $$
 begin
-  insert into messages.rollup_worker as r
+  insert into notifyq.rollup_worker as r
   select n.* from unnest(rows) as n
   on conflict (lake, span, bucket_at, queue, worker) do update set
     finished = r.finished + excluded.finished,
     dead = r.dead + excluded.dead,
     run_total_us = r.run_total_us + excluded.run_total_us;
   with gone as (
-    delete from messages.rollup_worker as w
+    delete from notifyq.rollup_worker as w
     where w.ctid = any (array(
       select k.ctid
       from (select distinct n.lake, n.span, n.bucket_at, n.queue from unnest(rows) as n) as g
       cross join lateral (
         select o.ctid
-        from messages.rollup_worker as o
+        from notifyq.rollup_worker as o
         where (o.lake, o.span, o.bucket_at, o.queue) = (g.lake, g.span, g.bucket_at, g.queue)
           and o.worker <> '(others)'
         order by o.finished desc, o.worker
@@ -193,7 +193,7 @@ begin
     ))
     returning w.*
   )
-  insert into messages.rollup_worker as r
+  insert into notifyq.rollup_worker as r
   select g.lake, g.span, g.bucket_at, g.queue, '(others)', sum(g.finished), sum(g.dead),
     sum(g.run_total_us)
   from gone as g
@@ -211,7 +211,7 @@ $$;
 -- note of how far it came.
 
 -- Bounded: some of the oldest hours with each run. The caller holds the progress of the lake.
-create or replace function messages._fold_rollup(lake bigint, most integer)
+create or replace function notifyq.fold_rollup(lake bigint, most integer)
   returns integer
   language plpgsql
 as $$
@@ -219,51 +219,51 @@ declare
   v_limit timestamptz := date_trunc('day', clock_timestamp() - interval '35 days', 'UTC');
   v_hour timestamptz;
   v_folded integer := 0;
-  v_rollup messages.rollup[];
-  v_errors messages.rollup_error[];
-  v_workers messages.rollup_worker[];
+  v_rollup notifyq.rollup[];
+  v_errors notifyq.rollup_error[];
+  v_workers notifyq.rollup_worker[];
 begin
   -- One hour at a time: in it each key is there once, as one insert wants it.
   for v_hour in
     select distinct r.bucket_at
-    from messages.rollup as r
-    where r.lake = _fold_rollup.lake and r.span = 'hour' and r.bucket_at < v_limit
+    from notifyq.rollup as r
+    where r.lake = fold_rollup.lake and r.span = 'hour' and r.bucket_at < v_limit
     order by r.bucket_at
     limit most
   loop
     with gone as (
-      delete from messages.rollup as r
-      where r.lake = _fold_rollup.lake and r.span = 'hour' and r.bucket_at = v_hour
+      delete from notifyq.rollup as r
+      where r.lake = fold_rollup.lake and r.span = 'hour' and r.bucket_at = v_hour
       returning r.*
     )
-    select array_agg(row(g.*)::messages.rollup) into v_rollup from gone as g;
+    select array_agg(row(g.*)::notifyq.rollup) into v_rollup from gone as g;
     with gone as (
-      delete from messages.rollup_error as e
-      where e.lake = _fold_rollup.lake and e.span = 'hour' and e.bucket_at = v_hour
+      delete from notifyq.rollup_error as e
+      where e.lake = fold_rollup.lake and e.span = 'hour' and e.bucket_at = v_hour
       returning e.*
     )
-    select coalesce(array_agg(row(g.*)::messages.rollup_error), '{}') into v_errors from gone as g;
+    select coalesce(array_agg(row(g.*)::notifyq.rollup_error), '{}') into v_errors from gone as g;
     with gone as (
-      delete from messages.rollup_worker as w
-      where w.lake = _fold_rollup.lake and w.span = 'hour' and w.bucket_at = v_hour
+      delete from notifyq.rollup_worker as w
+      where w.lake = fold_rollup.lake and w.span = 'hour' and w.bucket_at = v_hour
       returning w.*
     )
-    select coalesce(array_agg(row(g.*)::messages.rollup_worker), '{}')
+    select coalesce(array_agg(row(g.*)::notifyq.rollup_worker), '{}')
     into v_workers
     from gone as g;
-    perform messages._add_rollup(array(
+    perform notifyq.merge_rollup(array(
       select jsonb_populate_record(r, d.it) from unnest(v_rollup) as r
       cross join (
         select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
       ) as d (it)
     ));
-    perform messages._add_rollup_errors(array(
+    perform notifyq.merge_rollup_errors(array(
       select jsonb_populate_record(e, d.it) from unnest(v_errors) as e
       cross join (
         select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
       ) as d (it)
     ));
-    perform messages._add_rollup_workers(array(
+    perform notifyq.merge_rollup_workers(array(
       select jsonb_populate_record(w, d.it) from unnest(v_workers) as w
       cross join (
         select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
@@ -275,59 +275,59 @@ begin
 end;
 $$;
 
-create or replace function messages.roll_up(lake bigint, after bigint, upto bigint)
+create or replace function notifyq.roll_up(lake bigint, after bigint, upto bigint)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_lake messages.lake := messages._lake(lake);
+  v_lake notifyq.lake := notifyq.find_lake(lake);
   v_batch bigint;
 begin
   if after is null or upto is null or upto <= after then
-    perform messages._invalid('a roll-up goes from one batch to a later one', 'see rolled_up()');
+    perform notifyq.raise_invalid('a roll-up goes from one batch to a later one', 'see rolled_up()');
   end if;
-  insert into messages.rollup_progress as p (lake, batch)
+  insert into notifyq.rollup_progress as p (lake, batch)
   values (v_lake.id, 0)
   on conflict on constraint rollup_progress_lake_pk do nothing;
   select p.batch into v_batch
-  from messages.rollup_progress as p
+  from notifyq.rollup_progress as p
   where p.lake = v_lake.id
   for update;
   if v_batch <> roll_up.after then
     return false;
   end if;
-  update messages.rollup_progress as p
+  update notifyq.rollup_progress as p
   set batch = roll_up.upto, rolled_at = clock_timestamp(), xid = pg_current_xact_id()
   where p.lake = v_lake.id;
-  perform messages._fold_rollup(v_lake.id, 200);
+  perform notifyq.fold_rollup(v_lake.id, 200);
   return true;
 end;
 $$;
-comment on function messages.roll_up(bigint, bigint, bigint) is
+comment on function notifyq.roll_up(bigint, bigint, bigint) is
   'Begin to add the counts of the batches of a lake behind after, up to upto; add_rollup() in the '
   'same transaction adds them. False: the lake is rolled up to another batch than after, as '
   'somebody else did it, or an earlier try of the same was committed. Raises NQ003 for batches '
   'that are in no order, and NQ031.';
 
-create or replace function messages.rolled_up(lake bigint)
+create or replace function notifyq.rolled_up(lake bigint)
   returns bigint
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return coalesce(
-    (select p.batch from messages.rollup_progress as p where p.lake = rolled_up.lake), 0
+    (select p.batch from notifyq.rollup_progress as p where p.lake = rolled_up.lake), 0
   );
 end;
 $$;
-comment on function messages.rolled_up(bigint) is
+comment on function notifyq.rolled_up(bigint) is
   'The last batch of a lake that is rolled up; 0: none is.';
 
-create or replace function messages.add_rollup(
+create or replace function notifyq.add_rollup(
   lake bigint,
   rollup jsonb,
   errors jsonb default '[]',
@@ -336,69 +336,69 @@ create or replace function messages.add_rollup(
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_own jsonb := jsonb_build_object('lake', lake, 'span', 'hour');
   v_finished bigint;
 begin
   if not exists (
-    select from messages.rollup_progress as p
+    select from notifyq.rollup_progress as p
     where p.lake = add_rollup.lake and p.xid = pg_current_xact_id_if_assigned()
   ) then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'counts are added in a transaction that has called roll_up()',
       'call it first, and leave it if it returns false'
     );
   end if;
-  v_finished := messages._add_rollup(
+  v_finished := notifyq.merge_rollup(
     array(
-      select jsonb_populate_record(null::messages.rollup, r.value || v_own)
+      select jsonb_populate_record(null::notifyq.rollup, r.value || v_own)
       from jsonb_array_elements(rollup) as r (value)
     )
   );
-  perform messages._add_rollup_errors(
+  perform notifyq.merge_rollup_errors(
     array(
-      select jsonb_populate_record(null::messages.rollup_error, r.value || v_own)
+      select jsonb_populate_record(null::notifyq.rollup_error, r.value || v_own)
       from jsonb_array_elements(errors) as r (value)
     )
   );
-  perform messages._add_rollup_workers(
+  perform notifyq.merge_rollup_workers(
     array(
-      select jsonb_populate_record(null::messages.rollup_worker, r.value || v_own)
+      select jsonb_populate_record(null::notifyq.rollup_worker, r.value || v_own)
       from jsonb_array_elements(workers) as r (value)
     )
   );
-  update messages.rollup_progress as p
+  update notifyq.rollup_progress as p
   set messages = p.messages + v_finished
   where p.lake = add_rollup.lake;
   return v_finished;
 end;
 $$;
-comment on function messages.add_rollup(bigint, jsonb, jsonb, jsonb) is
-  'Add counts of hours to messages.rollup, rollup_error and rollup_worker: arrays of objects with '
+comment on function notifyq.add_rollup(bigint, jsonb, jsonb, jsonb) is
+  'Add counts of hours to notifyq.rollup, rollup_error and rollup_worker: arrays of objects with '
   'the columns of these tables, each key of a table once in a call. Return how many messages they '
   'are of. Raises NQ003 outside of a transaction that has called roll_up().';
 
-create or replace function messages.forget_rollup(lake bigint)
+create or replace function notifyq.forget_rollup(lake bigint)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   -- First, as it is what a roll-up that runs now holds.
-  delete from messages.rollup_progress as p where p.lake = forget_rollup.lake;
+  delete from notifyq.rollup_progress as p where p.lake = forget_rollup.lake;
   if not found then
     return false;
   end if;
-  delete from messages.rollup as r where r.lake = forget_rollup.lake;
-  delete from messages.rollup_error as e where e.lake = forget_rollup.lake;
-  delete from messages.rollup_worker as w where w.lake = forget_rollup.lake;
+  delete from notifyq.rollup as r where r.lake = forget_rollup.lake;
+  delete from notifyq.rollup_error as e where e.lake = forget_rollup.lake;
+  delete from notifyq.rollup_worker as w where w.lake = forget_rollup.lake;
   return true;
 end;
 $$;
-comment on function messages.forget_rollup(bigint) is
+comment on function notifyq.forget_rollup(bigint) is
   'Forget what is rolled up of a lake, so that the next roll-up counts all of it. False: nothing '
   'was.';
 
@@ -406,14 +406,14 @@ comment on function messages.forget_rollup(bigint) is
 
 -- No finer than it is asked for: most of the time goes into the groups. Queues and types that are
 -- not told apart are empty.
-create or replace function messages._count_archive(
+create or replace function notifyq.count_archive(
   since timestamptz,
   until timestamptz,
   step interval default '1 hour',
   by_queue boolean default true,
   by_type boolean default true
 )
-  returns setof messages.rollup
+  returns setof notifyq.rollup
   language sql
   stable
   set jit = off

@@ -9,7 +9,7 @@
 
 -- What waits or is scheduled in a queue and what is locked, the former each up to most. Volatile:
 -- it must see what the statement that publishes has inserted so far.
-create or replace function messages._count_live(
+create or replace function notifyq.count_live(
   queue text, most bigint, out _waiting bigint, out _locked bigint
 )
   language sql
@@ -23,25 +23,25 @@ as $$
       select count(*)
       from (
         select from messages.message as m
-        where m.queue = _count_live.queue and m.state = 'waiting'
-        limit _count_live.most
+        where m.queue = count_live.queue and m.state = 'waiting'
+        limit count_live.most
       ) as w
     ) + (
       select count(*)
       from (
         select from messages.message as m
-        where m.queue = _count_live.queue and m.state = 'scheduled'
-        limit _count_live.most
+        where m.queue = count_live.queue and m.state = 'scheduled'
+        limit count_live.most
       ) as s
     ),
     (
       select count(*) from messages.message as m
-      where m.state = 'locked' and m.queue = _count_live.queue
+      where m.state = 'locked' and m.queue = count_live.queue
     );
 $$;
 
 -- Archive the oldest of what waits with the lowest priority, else what is due next.
-create or replace function messages._drop_oldest(queue messages.queue)
+create or replace function notifyq.drop_oldest(queue messages.queue)
   returns boolean
   language plpgsql
   set enable_seqscan = off
@@ -55,13 +55,13 @@ declare
 begin
   select m.priority into v_lowest
   from messages.message as m
-  where m.queue = _drop_oldest.queue.name
+  where m.queue = drop_oldest.queue.name
     and m.state = 'waiting'
   order by m.priority, m.id desc
   limit 1;
   select m.* into v_message
   from messages.message as m
-  where m.queue = _drop_oldest.queue.name
+  where m.queue = drop_oldest.queue.name
     and m.state = 'waiting'
     and m.priority = v_lowest
   order by m.id
@@ -70,14 +70,14 @@ begin
   if not found then
     select m.* into v_message
     from messages.message as m
-    where m.queue = _drop_oldest.queue.name
+    where m.queue = drop_oldest.queue.name
       and m.state = 'scheduled'
     order by m.available_at
     limit 1
     for update skip locked;
   end if;
   return exists (
-    select from messages._archive(
+    select from notifyq.archive(
       array[v_message.id], array[v_message.lock_token],
       array['rejected'::messages.message_status],
       array[format('dropped: the queue was full, its capacity is %s', queue.capacity)],
@@ -89,7 +89,7 @@ $$;
 
 -- The name of a setting that a user of this session cannot guess, and so neither read nor set: what
 -- a transaction knows is lost with its savepoints, as nothing but a setting is.
-create or replace function messages._own_setting(name text, queue text)
+create or replace function notifyq.own_setting(name text, queue text)
   returns text
   language plpgsql
 as $$
@@ -97,26 +97,26 @@ begin
   if current_setting('notifyq.keyed', true) <> '' then
     -- An error for whoever says so without reason.
     return concat(name, '_', to_hex(
-      hashtextextended(queue, currval('messages.session_key_seq'))
+      hashtextextended(queue, currval('notifyq.session_key_seq'))
     ));
   end if;
   perform setval(
-      'messages.session_key_seq',
+      'notifyq.session_key_seq',
       1 + (hashtextextended(gen_random_uuid()::text, 0) & 4611686018427387903)
     ),
     set_config('notifyq.keyed', 'yes', false);
-  return messages._own_setting(name, queue);
+  return notifyq.own_setting(name, queue);
 end;
 $$;
 
-create or replace function messages._make_room()
+create or replace function notifyq.make_room()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_setting text := messages._own_setting('notifyq.room', new.queue);
+  v_setting text := notifyq.own_setting('notifyq.room', new.queue);
   -- Up to which id this transaction has room, and for how many messages it took that.
   v_known bigint[] := nullif(current_setting(v_setting, true), '')::bigint[];
   v_taken bigint := v_known[2];
@@ -129,7 +129,7 @@ begin
   if new.id <= v_known[1] then
     return new;
   end if;
-  perform from messages.flow as f
+  perform from notifyq.flow as f
   where f.queue = new.queue
     and f.part = 'publish'
   for update;
@@ -138,17 +138,17 @@ begin
     return new;
   end if;
   select r.number, r.room into v_number, v_room
-  from messages.flow_room as r
+  from notifyq.flow_room as r
   where r.queue = new.queue
   order by r.number desc
   limit 1;
   if v_room <= 0 then
-    v_live := messages._count_live(new.queue, v_queue.capacity + 100);
+    v_live := notifyq.count_live(new.queue, v_queue.capacity + 100);
     v_room := greatest(0, v_queue.capacity - v_live._waiting - v_live._locked);
     v_excess := v_live._waiting + 1 - v_queue.capacity;
     if v_queue.overflow = 'drop_oldest' then
       -- More than one where the capacity was lowered, or messages have come back.
-      while v_excess > 0 and messages._drop_oldest(v_queue) loop
+      while v_excess > 0 and notifyq.drop_oldest(v_queue) loop
         v_excess := v_excess - 1;
       end loop;
     end if;
@@ -165,7 +165,7 @@ begin
   -- More with each time, so that a bulk costs a few changes of that row.
   v_taken := least(v_room, coalesce(2 * v_taken, 1));
   -- Changed in any case: a publisher with an older snapshot must fail, as it cannot count.
-  update messages.flow_room as r
+  update notifyq.flow_room as r
   set number = r.number + 1,
     room = v_room - v_taken
   where r.queue = new.queue
@@ -182,7 +182,7 @@ $$;
 -- Make the trigger again where other queues than before have a capacity: its condition names them,
 -- so that publishers of all others pay nothing for it. It does not ask whether room was taken
 -- already, as nothing that it could ask is out of reach of whoever inserts.
-create or replace function messages._arm_capacity()
+create or replace function notifyq.rebuild_capacity_trigger()
   returns void
   language plpgsql
 as $$
@@ -191,8 +191,8 @@ declare
     select q.name from messages.queue as q where q.capacity is not null order by q.name
   );
 begin
-  perform messages._arm_names('message', 'capacity', '_make_room', v_names);
+  perform notifyq.rebuild_queue_trigger('messages.message', 'capacity', 'make_room', v_names);
 end;
 $$;
 
-do $$ begin perform messages._arm_capacity(); end; $$;
+do $$ begin perform notifyq.rebuild_capacity_trigger(); end; $$;

@@ -9,7 +9,7 @@
 
 -- Whether a claim that comes to this queue takes no turn but its own. Where it would take several,
 -- they come before anything else, by name: else two claims could wait for each other.
-create or replace function messages._is_alone(queue messages.queue, queues text[])
+create or replace function notifyq.claims_alone(queue messages.queue, queues text[])
   returns boolean
   language plpgsql
   stable
@@ -18,7 +18,7 @@ begin
   return not exists (
     select from messages.queue as q
     where coalesce(q.concurrency, q.key_concurrency, q.rate, q.key_rate) is not null
-      and q.name <> _is_alone.queue.name
+      and q.name <> claims_alone.queue.name
       and not q.paused
       and (queues is null or q.name = any (queues))
   );
@@ -27,25 +27,25 @@ $$;
 
 -- What a claim without a turn leaves to the next one: where to go on, and whether others wait for
 -- the end of a lock. Who takes the turn of the queue for long, as take() does, is not waited for.
-create or replace function messages._leave_place(
-  queue messages.queue, before messages.flow_state, pick messages.flow_pick
+create or replace function notifyq.save_claim_position(
+  queue messages.queue, before notifyq.flow_state, pick notifyq.flow_pick
 )
   returns void
   language plpgsql
-  -- As in _enter().
+  -- As in enter_turn().
   set lock_timeout = '500ms'
 as $$
 begin
-  perform messages._keep_state(before, pick.state, false);
+  perform notifyq.save_limit_state(before, pick.state, false);
   -- Mostly there is nothing to note: asked first, as a subtransaction costs as much as that.
   if pick.is_blocked or pick.ids <> '{}' and exists (
-    select from messages.flow as f
-    where f.queue = _leave_place.queue.name
+    select from notifyq.flow as f
+    where f.queue = save_claim_position.queue.name
       and f.part = 'claim'
       and f.is_held
   ) then
     begin
-      perform messages._note_held(queue, pick.is_blocked);
+      perform notifyq.note_held(queue, pick.is_blocked);
     exception
       when lock_not_available then
         -- Who waits finds a freed message at its next poll.
@@ -57,8 +57,8 @@ $$;
 
 -- What was claimed ahead gets its turn: so many of each of these keys, and most of one. Where it
 -- cannot be told that all is within the limits it raises lock_not_available.
-create or replace function messages._take_turn(
-  queue messages.queue, picked messages.flow_state, ids bigint[], keys text[], tokens integer[],
+create or replace function notifyq.take_turn(
+  queue messages.queue, picked notifyq.flow_state, ids bigint[], keys text[], tokens integer[],
   most integer
 )
   returns void
@@ -66,26 +66,26 @@ create or replace function messages._take_turn(
   set enable_seqscan = off
 as $$
 declare
-  v_before messages.flow_state;
-  v_state messages.flow_state;
+  v_before notifyq.flow_state;
+  v_state notifyq.flow_state;
 begin
-  perform from messages.flow as f
-  where f.queue = _take_turn.queue.name
+  perform from notifyq.flow as f
+  where f.queue = take_turn.queue.name
     and f.part = 'claim'
   for update;
   -- As the claims before this one have left it.
-  v_before := messages._read_state(queue.name);
+  v_before := notifyq.read_state(queue.name);
   if v_before is null then
     raise lock_not_available;
   end if;
   v_state := v_before;
   if queue.concurrency is not null or queue.key_concurrency is not null then
-    v_state := messages._count_running(
+    v_state := notifyq.count_running(
       queue, cardinality(ids), v_before, ids, keys, tokens, most
     );
   end if;
   if cardinality(ids) > queue.concurrency - cardinality(v_state.running)
-    or queue.rate is not null and cardinality(ids) > messages._tokens(
+    or queue.rate is not null and cardinality(ids) > notifyq.count_tokens(
       v_state.paid_at, clock_timestamp(), queue.rate, queue.rate_period, queue.rate_burst
     )
     -- Where all that runs is less than a key may have, so is what runs of each.
@@ -94,13 +94,13 @@ begin
   then
     raise lock_not_available;
   end if;
-  if queue.key_rate is not null and not messages._is_far(queue, v_state, most) then
-    v_state := messages._book(v_state);
-    if not messages._have_room(queue, keys, tokens) then
+  if queue.key_rate is not null and not notifyq.is_far_from_limits(queue, v_state, most) then
+    v_state := notifyq.pay_charges(v_state);
+    if not notifyq.have_room(queue, keys, tokens) then
       raise lock_not_available;
     end if;
   end if;
-  v_state := messages._charge(queue, ids, v_state, most, keys, tokens);
+  v_state := notifyq.charge_limits(queue, ids, v_state, most, keys, tokens);
   -- Where to go on is known from before the turn, what was handed out from within it.
   v_state.natural_look := picked.natural_look;
   v_state.after_lane := picked.after_lane;
@@ -108,14 +108,14 @@ begin
   v_state.had := picked.had;
   v_state.walk_at := picked.walk_at;
   v_state.place := picked.place;
-  perform messages._keep_state(v_before, v_state, true);
-  perform messages._note_held(queue, false);
+  perform notifyq.save_limit_state(v_before, v_state, true);
+  perform notifyq.note_held(queue, false);
 end;
 $$;
 
 -- What was claimed from a queue. Where it cannot be told that all is within the limits it raises
 -- lock_not_available: then the turn must come first.
-create or replace function messages._claim_ahead(
+create or replace function notifyq.claim_before_turn(
   queue messages.queue,
   quantity integer,
   lock_timeout interval,
@@ -130,12 +130,12 @@ create or replace function messages._claim_ahead(
   set enable_bitmapscan = off
   set jit = off
   set plan_cache_mode = force_generic_plan
-  -- As in _enter().
+  -- As in enter_turn().
   set lock_timeout = '500ms'
 as $$
 declare
-  v_before constant messages.flow_state := messages._read_state(queue.name);
-  v_pick messages.flow_pick;
+  v_before constant notifyq.flow_state := notifyq.read_state(queue.name);
+  v_pick notifyq.flow_pick;
   v_now timestamptz;
   v_has_keys constant boolean := queue.key_concurrency is not null or queue.key_rate is not null;
 begin
@@ -144,7 +144,7 @@ begin
   end if;
   -- A claim that is undone costs more than one that has waited: well away from the limits only.
   if 4 * quantity > queue.concurrency - v_before.unlisted - cardinality(v_before.running)
-    or queue.rate is not null and 4 * quantity > messages._tokens(
+    or queue.rate is not null and 4 * quantity > notifyq.count_tokens(
       v_before.paid_at, clock_timestamp(), queue.rate, queue.rate_period, queue.rate_burst
     )
     -- The last look by keys found that others are in their way.
@@ -153,12 +153,12 @@ begin
     raise lock_not_available;
   end if;
   if queue.ordered or queue.fair then
-    v_pick := messages._pick(queue, quantity, filter, thorough, v_before);
+    v_pick := notifyq.select_limited(queue, quantity, filter, thorough, v_before);
     if v_pick.is_blocked then
       raise lock_not_available;
     end if;
   else
-    v_pick := row(messages._look(queue.name, quantity, filter, thorough), v_before, false);
+    v_pick := row(notifyq.find_messages(queue.name, quantity, filter, thorough), v_before, false);
   end if;
   if v_pick.ids = '{}' then
     return;
@@ -169,20 +169,20 @@ begin
     update messages.message as m
     set state = 'locked',
       locked_at = v_now,
-      lock_expires_at = v_now + coalesce(_claim_ahead.lock_timeout, queue.lock_timeout),
+      lock_expires_at = v_now + coalesce(claim_before_turn.lock_timeout, queue.lock_timeout),
       lock_token = least(m.lock_token, 9223372036854775806) + 1,
-      locked_by = _claim_ahead.worker,
+      locked_by = claim_before_turn.worker,
       dedup_key = case when m.dedup_scope is null then m.dedup_key end,
       given_up_key = case
         when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
       attempts = least(m.attempts, 2147483646) + 1,
-      handler_attempts = _claim_ahead.max_attempts
+      handler_attempts = claim_before_turn.max_attempts
     where m.id = any (array(select i.id from unnest(v_pick.ids) as i (id)))
     returning m.*
   ),
   -- In the same statement, so that what was claimed need not be read again.
   turn as materialized (
-    select messages._take_turn(
+    select notifyq.take_turn(
       queue, v_pick.state, v_pick.ids, coalesce(array_agg(k.key), '{}'),
       coalesce(array_agg(k.quantity), '{}'), coalesce(max(k.quantity), 0)
     )

@@ -1,10 +1,10 @@
 -- Fair: which keys of a queue with shares are next.
 
 -- Up to quantity messages, locked, and what the next claim goes by.
-create or replace function messages._look_fair(
-  queue messages.queue, quantity integer, filter jsonpath, state messages.flow_state
+create or replace function notifyq.find_fair(
+  queue messages.queue, quantity integer, filter jsonpath, state notifyq.flow_state
 )
-  returns messages.flow_pick
+  returns notifyq.flow_pick
   language plpgsql
   set enable_seqscan = off
   set enable_bitmapscan = off
@@ -12,8 +12,8 @@ create or replace function messages._look_fair(
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_state messages.flow_state := state;
-  v_start constant bigint := messages._first_lane(queue.name);
+  v_state notifyq.flow_state := state;
+  v_start constant bigint := notifyq.first_key_hash(queue.name);
   v_ids bigint[] := array[]::bigint[];
   v_began timestamptz := clock_timestamp();
   v_is_walk_due boolean :=
@@ -27,18 +27,18 @@ declare
   v_is_all boolean := false;
   v_is_waiting boolean := false;
   v_pick record;
-  v_equal messages.flow_pick;
+  v_equal notifyq.flow_pick;
 begin
   v_state.after_lane := coalesce(state.after_lane, v_start);
   if exists (
     select from messages.message as m
-    where m.queue = _look_fair.queue.name and m.state = 'scheduled' and m.available_at <= v_began
+    where m.queue = find_fair.queue.name and m.state = 'scheduled' and m.available_at <= v_began
   ) then
-    perform messages._stage(queue.name, v_began, 10 * quantity);
+    perform notifyq.stage_queue(queue.name, v_began, 10 * quantity);
   end if;
   if v_is_walk_due then
     select k._ids, k._place into v_loose, v_state.place
-    from messages._keyless(queue.name, quantity, filter, state.place) as k;
+    from notifyq.find_keyless(queue.name, quantity, filter, state.place) as k;
     -- A small part of the time at most, and less where there are none.
     v_state.walk_at := clock_timestamp() + 100 * (clock_timestamp() - v_began)
       + case when v_loose = '{}' and v_state.place is null
@@ -46,9 +46,9 @@ begin
   end if;
   if v_loose = '{}' and filter is null and not queue.ordered
     and queue.key_concurrency is null and queue.key_rate is null
-    and not exists (select from messages.share as s where s.queue = _look_fair.queue.name)
+    and not exists (select from messages.share as s where s.queue = find_fair.queue.name)
   then
-    v_equal := messages._look_equal(queue.name, quantity, v_state);
+    v_equal := notifyq.find_equal(queue.name, quantity, v_state);
     v_ids := v_equal.ids;
     v_state := v_equal.state;
     v_missing := quantity - cardinality(v_ids);
@@ -56,7 +56,7 @@ begin
   for v_window in 1 .. case when v_equal is null then 30 else 0 end loop
     if not v_is_all then
       select w._keys, w._lanes into v_keys, v_lanes
-      from messages._waiting_keys(
+      from notifyq.waiting_keys(
         queue.name, v_state.after_lane, null, v_missing + 1, v_ids
       ) as w;
       v_is_end := cardinality(v_keys) <= v_missing;
@@ -64,7 +64,7 @@ begin
         v_is_all := true;
       elsif v_is_end then
         select w._keys, w._lanes into v_first
-        from messages._waiting_keys(
+        from notifyq.waiting_keys(
           queue.name, null, v_state.after_lane, v_missing + 1 - cardinality(v_keys), v_ids
         ) as w;
         v_is_all := cardinality(v_first._keys) + cardinality(v_keys) <= v_missing;
@@ -79,7 +79,7 @@ begin
     exit when v_is_all and v_keys = '{}' and v_loose = '{}';
     if v_keys <> '{}' or v_loose <> '{}' then
       select p.* into v_pick
-      from messages._pick_fair(
+      from notifyq.select_fair(
         queue, v_keys, v_lanes, v_is_all, v_missing, filter, state.running, v_ids, v_loose,
         v_state
       ) as p;
@@ -105,10 +105,10 @@ begin
   end loop;
   if v_missing > 0 and not v_is_walk_due then
     select k._ids into v_loose
-    from messages._keyless(queue.name, v_missing, filter, null) as k;
+    from notifyq.find_keyless(queue.name, v_missing, filter, null) as k;
     if v_loose <> '{}' then
       select p.* into v_pick
-      from messages._pick_fair(
+      from notifyq.select_fair(
         queue, '{}', '{}', true, v_missing, filter, '{}', '{}', v_loose, v_state
       ) as p;
       v_ids := v_ids || v_pick._ids;
@@ -131,9 +131,9 @@ $$;
 -- place on that state tells. Without is_all there are others behind them, so that no new round is
 -- begun. loose are messages without a key, which share one turn, that of the first lane. _dry are
 -- lanes that had less than was looked for, told where less than quantity was found.
-create or replace function messages._pick_fair(
+create or replace function notifyq.select_fair(
   queue messages.queue, keys text[], lanes bigint[], is_all boolean, quantity integer,
-  filter jsonpath, running bigint[], given bigint[], loose bigint[], state messages.flow_state,
+  filter jsonpath, running bigint[], given bigint[], loose bigint[], state notifyq.flow_state,
   out _ids bigint[], out _round bigint, out _after_lane bigint, out _had integer,
   out _dry bigint[]
 )
@@ -157,13 +157,13 @@ begin
       select u.key, u.lane, u.place
       from unnest(keys, lanes) with ordinality as u (key, lane, place)
       union all
-      select null, messages._first_lane(queue.name), 0 where loose <> '{}'
+      select null, notifyq.first_key_hash(queue.name), 0 where loose <> '{}'
     ) as k
-    left join messages.share as s on s.queue = _pick_fair.queue.name and s.key = k.key
+    left join messages.share as s on s.queue = select_fair.queue.name and s.key = k.key
   ),
   rooms as materialized (
     select r._key, r._room
-    from messages._key_rooms(
+    from notifyq.room_of_keys(
       queue, case when v_has_rooms then keys else '{}' end, running, given
     ) as r
     where v_has_rooms
@@ -192,18 +192,18 @@ begin
       from (
         select q.id
         from (
-          -- A range of one lane, see _of_keys().
+          -- A range of one lane, see find_of_keys().
           select m.id
           from messages.message as m
           where not queue.ordered
-            and m.queue = _pick_fair.queue.name
-            and messages._lane(m.queue, m.key) >= w.lane
-            and messages._lane(m.queue, m.key) <= w.lane
+            and m.queue = select_fair.queue.name
+            and notifyq.key_hash(m.queue, m.key) >= w.lane
+            and notifyq.key_hash(m.queue, m.key) <= w.lane
             and (not v_has_rooms or m.key = w.key)
             and m.state = 'waiting'
-            and m.id <> all (_pick_fair.given)
-            and (_pick_fair.filter is null or messages._matches(m, _pick_fair.filter))
-          order by messages._lane(m.queue, m.key), m.priority desc, m.id
+            and m.id <> all (select_fair.given)
+            and (select_fair.filter is null or notifyq.matches(m, select_fair.filter))
+          order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
           limit w.most
           for update skip locked
         ) as q
@@ -215,16 +215,16 @@ begin
             select e.id
             from messages.message as e
             where queue.ordered
-              and e.queue = _pick_fair.queue.name
-              and messages._lane(e.queue, e.key) >= w.lane
-              and messages._lane(e.queue, e.key) <= w.lane
-            order by messages._lane(e.queue, e.key), e.id
+              and e.queue = select_fair.queue.name
+              and notifyq.key_hash(e.queue, e.key) >= w.lane
+              and notifyq.key_hash(e.queue, e.key) <= w.lane
+            order by notifyq.key_hash(e.queue, e.key), e.id
             limit 1
           ) as h
           join messages.message as m on m.id = h.id
           where (m.state = 'waiting') is true
-            and m.id <> all (_pick_fair.given)
-            and (_pick_fair.filter is null or messages._matches(m, _pick_fair.filter))
+            and m.id <> all (select_fair.given)
+            and (select_fair.filter is null or notifyq.matches(m, select_fair.filter))
           for update of m skip locked
         ) as o
         union all
@@ -233,9 +233,9 @@ begin
           select m.id
           from messages.message as m
           where w.place = 0
-            and m.id = any (_pick_fair.loose)
+            and m.id = any (select_fair.loose)
             and (m.state = 'waiting') is true
-            and m.id <> all (_pick_fair.given)
+            and m.id <> all (select_fair.given)
           limit w.most
           for update skip locked
         ) as l
@@ -256,7 +256,7 @@ begin
   select array(select p.id from picked as p),
     -- Where all that is there was had, the next round begins, or the next key has its turn.
     coalesce(s.round, b.last + case when is_all then 1 else 0 end)::bigint,
-    coalesce(s.lane, case when is_all then messages._first_lane(queue.name)
+    coalesce(s.lane, case when is_all then notifyq.first_key_hash(queue.name)
       else lanes[cardinality(lanes)] end),
     coalesce(s.had, case when is_all then 0 else (
       select floor((b.last + 1) * k.weight) - floor(b.last * k.weight)
@@ -286,7 +286,7 @@ $$;
 
 -- The first message of each key behind one lane and up to another, locked, up to quantity of them,
 -- in the order of their lanes; none of given.
-create or replace function messages._pick_firsts(
+create or replace function notifyq.pick_firsts(
   queue text, after bigint, last bigint, quantity integer, given bigint[],
   out _ids bigint[], out _lanes bigint[]
 )
@@ -298,7 +298,7 @@ create or replace function messages._pick_firsts(
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_busy constant xid[] := messages._under_way();
+  v_busy constant xid[] := notifyq.running_transactions();
 begin
   with recursive steps as (
     select null::bigint as id, after as lane, 0 as number
@@ -306,18 +306,18 @@ begin
     select f.id, f.lane, s.number + 1
     from steps as s
     cross join lateral (
-      select m.id, messages._lane(m.queue, m.key) as lane
+      select m.id, notifyq.key_hash(m.queue, m.key) as lane
       from messages.message as m
-      where m.queue = _pick_firsts.queue
+      where m.queue = pick_firsts.queue
         and m.state = 'waiting'
-        and messages._lane(m.queue, m.key) > s.lane
-        and messages._lane(m.queue, m.key) <= _pick_firsts.last
-        and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_pick_firsts.given))
-      order by messages._lane(m.queue, m.key), m.priority desc, m.id
+        and notifyq.key_hash(m.queue, m.key) > s.lane
+        and notifyq.key_hash(m.queue, m.key) <= pick_firsts.last
+        and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (pick_firsts.given))
+      order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
       limit 1
       for update skip locked
     ) as f
-    where s.number < _pick_firsts.quantity
+    where s.number < pick_firsts.quantity
   )
   select coalesce(array_agg(s.id), '{}'), coalesce(array_agg(s.lane), '{}')
   into _ids, _lanes
@@ -328,7 +328,7 @@ $$;
 
 -- Up to quantity messages of these lanes, locked: of each the same number, of the first ones one
 -- more; none of given.
-create or replace function messages._pick_equal(
+create or replace function notifyq.select_equal(
   queue text, lanes bigint[], quantity integer, given bigint[]
 )
   returns bigint[]
@@ -347,16 +347,16 @@ begin
     select f.id
     from unnest(lanes) with ordinality as l (lane, place)
     cross join lateral (
-      -- A range of one lane, see _of_keys().
+      -- A range of one lane, see find_of_keys().
       select m.id
       from messages.message as m
-      where m.queue = _pick_equal.queue
-        and messages._lane(m.queue, m.key) >= l.lane
-        and messages._lane(m.queue, m.key) <= l.lane
+      where m.queue = select_equal.queue
+        and notifyq.key_hash(m.queue, m.key) >= l.lane
+        and notifyq.key_hash(m.queue, m.key) <= l.lane
         and m.state = 'waiting'
         -- A hash of them: each row that is read is looked up there.
-        and m.id not in (select g.id from unnest(_pick_equal.given) as g (id))
-      order by messages._lane(m.queue, m.key), m.priority desc, m.id
+        and m.id not in (select g.id from unnest(select_equal.given) as g (id))
+      order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
       limit v_each + (l.place <= v_more)::integer
       for update skip locked
     ) as f
@@ -365,14 +365,14 @@ end;
 $$;
 
 -- Up to quantity messages, locked, and what the next claim goes by.
-create or replace function messages._look_equal(
-  queue text, quantity integer, state messages.flow_state
+create or replace function notifyq.find_equal(
+  queue text, quantity integer, state notifyq.flow_state
 )
-  returns messages.flow_pick
+  returns notifyq.flow_pick
   language plpgsql
 as $$
 declare
-  v_state messages.flow_state := state;
+  v_state notifyq.flow_state := state;
   v_ids bigint[] := array[]::bigint[];
   v_missing integer := quantity;
   -- Behind which the next turn is: a key that has had its turn is the last one of all.
@@ -384,16 +384,16 @@ declare
 begin
   while v_missing > 0 loop
     select p.* into v_pick
-    from messages._pick_firsts(
-      queue, v_after, messages._last_lane(queue), v_missing, v_ids
+    from notifyq.pick_firsts(
+      queue, v_after, notifyq.last_key_hash(queue), v_missing, v_ids
     ) as p;
     v_ids := v_ids || v_pick._ids;
     v_lanes := v_pick._lanes;
     v_missing := quantity - cardinality(v_ids);
     if v_missing > 0 then
       select p.* into v_rest
-      from messages._pick_firsts(
-        queue, messages._first_lane(queue), v_after, v_missing, v_ids
+      from notifyq.pick_firsts(
+        queue, notifyq.first_key_hash(queue), v_after, v_missing, v_ids
       ) as p;
       v_ids := v_ids || v_rest._ids;
       v_lanes := v_lanes || v_rest._lanes;
@@ -404,7 +404,7 @@ begin
     v_state.round := v_state.round + (v_lanes[v_last] <= v_after)::integer;
     v_after := v_lanes[v_last];
     if v_missing >= v_last then
-      v_ids := v_ids || messages._pick_equal(queue, v_lanes, v_missing, v_ids);
+      v_ids := v_ids || notifyq.select_equal(queue, v_lanes, v_missing, v_ids);
       v_state.round := v_state.round + v_missing / v_last;
       v_last := v_missing % v_last;
       if v_last > 0 then

@@ -6,7 +6,7 @@
 -- that has expired counts until it is reaped.
 
 -- Of messages that were found in their order, those that their keys have room for.
-create or replace function messages._fitting(
+create or replace function notifyq.fit_keys(
   queue messages.queue, seen bigint[], running bigint[]
 )
   returns bigint[]
@@ -23,17 +23,17 @@ begin
     v_ids := array(
       select m.id
       from messages.message as m
-      where m.id = any (_fitting.seen)
+      where m.id = any (fit_keys.seen)
         and (
           m.key is null
-          -- A range of one lane, see _of_keys().
+          -- A range of one lane, see find_of_keys().
           or m.id = (
             select h.id
             from messages.message as h
-            where messages._lane(h.queue, h.key) >= messages._lane(m.queue, m.key)
-              and messages._lane(h.queue, h.key) <= messages._lane(m.queue, m.key)
-              and h.queue = _fitting.queue.name
-            order by messages._lane(h.queue, h.key), h.id
+            where notifyq.key_hash(h.queue, h.key) >= notifyq.key_hash(m.queue, m.key)
+              and notifyq.key_hash(h.queue, h.key) <= notifyq.key_hash(m.queue, m.key)
+              and h.queue = fit_keys.queue.name
+            order by notifyq.key_hash(h.queue, h.key), h.id
             limit 1
           )
         )
@@ -55,7 +55,7 @@ begin
       from (
         select d.key, count(*) as quantity from candidates as d where d.key is not null group by 1
       ) as c
-      join messages._key_rooms(
+      join notifyq.room_of_keys(
         queue, array(select distinct d.key from candidates as d where d.key is not null),
         running, '{}'
       ) as r on r._key = c.key
@@ -81,25 +81,25 @@ $$;
 
 -- Up to quantity messages by the order, the keys or the shares of a queue, locked, and
 -- what the next claim goes by.
-create or replace function messages._pick(
+create or replace function notifyq.select_limited(
   queue messages.queue, quantity integer, filter jsonpath, thorough boolean,
-  state messages.flow_state
+  state notifyq.flow_state
 )
-  returns messages.flow_pick
+  returns notifyq.flow_pick
   language plpgsql
 as $$
 begin
   if queue.fair then
-    return messages._look_fair(queue, quantity, filter, state);
+    return notifyq.find_fair(queue, quantity, filter, state);
   elsif queue.ordered or queue.key_concurrency is not null or queue.key_rate is not null then
-    return messages._look_keys(queue, quantity, filter, thorough, state);
+    return notifyq.find_by_keys(queue, quantity, filter, thorough, state);
   end if;
-  return row(messages._look(queue.name, quantity, filter, thorough), state, false);
+  return row(notifyq.find_messages(queue.name, quantity, filter, thorough), state, false);
 end;
 $$;
 
--- The ids of messages that may be handed out now, up to quantity, locked. Only after _enter().
-create or replace function messages._look_flow(
+-- The ids of messages that may be handed out now, up to quantity, locked. Only after enter_turn().
+create or replace function notifyq.find_limited(
   queue messages.queue,
   quantity integer,
   filter jsonpath,
@@ -111,11 +111,11 @@ create or replace function messages._look_flow(
 as $$
 declare
   v_now timestamptz := clock_timestamp();
-  v_before messages.flow_state := messages._read_state(queue.name);
-  v_state messages.flow_state;
+  v_before notifyq.flow_state := notifyq.read_state(queue.name);
+  v_state notifyq.flow_state;
   v_room integer;
   v_tokens integer := quantity;
-  v_pick messages.flow_pick;
+  v_pick notifyq.flow_pick;
   v_is_blocked boolean := false;
   v_ids bigint[] := array[]::bigint[];
   v_keys text[];
@@ -124,17 +124,17 @@ begin
   if v_before is null then
     return v_ids;
   end if;
-  v_state := messages._book(
-    messages._count_running(queue, quantity, v_before, '{}', '{}', '{}', 0)
+  v_state := notifyq.pay_charges(
+    notifyq.count_running(queue, quantity, v_before, '{}', '{}', '{}', 0)
   );
   v_room := least(quantity, queue.concurrency - cardinality(v_state.running));
   if queue.rate is not null then
-    v_tokens := messages._tokens(
+    v_tokens := notifyq.count_tokens(
       v_state.paid_at, v_now, queue.rate, queue.rate_period, queue.rate_burst
     );
   end if;
   if least(v_room, v_tokens) > 0 then
-    v_pick := messages._pick(queue, least(v_room, v_tokens), filter, thorough, v_state);
+    v_pick := notifyq.select_limited(queue, least(v_room, v_tokens), filter, thorough, v_state);
     v_ids := v_pick.ids;
     v_is_blocked := v_pick.is_blocked;
     if queue.key_rate is not null then
@@ -148,11 +148,11 @@ begin
         having count(m.key) > 0
       ) as k;
     end if;
-    v_state := messages._charge(queue, v_ids, v_pick.state, null, v_keys, v_quantities);
+    v_state := notifyq.charge_limits(queue, v_ids, v_pick.state, null, v_keys, v_quantities);
   end if;
-  perform messages._keep_state(v_before, v_state, true);
+  perform notifyq.save_limit_state(v_before, v_state, true);
   -- What waits for a token alone nobody's finish helps, see token_in().
-  perform messages._note_held(
+  perform notifyq.note_held(
     queue,
     cardinality(v_ids) < least(quantity, v_tokens)
       and (v_is_blocked or cardinality(v_ids) >= v_room)
@@ -168,7 +168,7 @@ $$;
 
 -- From each of the keys as many messages as it has room for, and those of loose, up to quantity in
 -- all; locked.
-create or replace function messages._of_keys(
+create or replace function notifyq.find_of_keys(
   queue messages.queue, keys text[], quantity integer, filter jsonpath, running bigint[],
   given bigint[], loose bigint[]
 )
@@ -187,8 +187,8 @@ begin
     select b.id
     from (
       with rooms as materialized (
-        select r._key, r._room, messages._lane(queue.name, r._key) as lane
-        from messages._key_rooms(queue, keys, running, given) as r
+        select r._key, r._room, notifyq.key_hash(queue.name, r._key) as lane
+        from notifyq.room_of_keys(queue, keys, running, given) as r
         where r._room > 0
       )
       select f.id, f.priority
@@ -200,15 +200,15 @@ begin
           select m.id, m.priority
           from messages.message as m
           where not queue.ordered
-            and m.queue = _of_keys.queue.name
-            and messages._lane(m.queue, m.key) >= r.lane
-            and messages._lane(m.queue, m.key) <= r.lane
+            and m.queue = find_of_keys.queue.name
+            and notifyq.key_hash(m.queue, m.key) >= r.lane
+            and notifyq.key_hash(m.queue, m.key) <= r.lane
             and m.key = r._key
             and m.state = 'waiting'
-            and m.id <> all (_of_keys.given)
-            and (_of_keys.filter is null or messages._matches(m, _of_keys.filter))
-          order by messages._lane(m.queue, m.key), m.priority desc, m.id
-          limit least(r._room, _of_keys.quantity)
+            and m.id <> all (find_of_keys.given)
+            and (find_of_keys.filter is null or notifyq.matches(m, find_of_keys.filter))
+          order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
+          limit least(r._room, find_of_keys.quantity)
         )
         union all
         select h.id, h.priority
@@ -216,23 +216,23 @@ begin
           select m.id, m.priority, m.state, m as row
           from messages.message as m
           where queue.ordered
-            and m.queue = _of_keys.queue.name
-            and messages._lane(m.queue, m.key) >= r.lane
-            and messages._lane(m.queue, m.key) <= r.lane
-          order by messages._lane(m.queue, m.key), m.id
+            and m.queue = find_of_keys.queue.name
+            and notifyq.key_hash(m.queue, m.key) >= r.lane
+            and notifyq.key_hash(m.queue, m.key) <= r.lane
+          order by notifyq.key_hash(m.queue, m.key), m.id
           limit 1
         ) as h
         where h.state = 'waiting'
-          and h.id <> all (_of_keys.given)
-          and (_of_keys.filter is null or messages._matches(h.row, _of_keys.filter))
+          and h.id <> all (find_of_keys.given)
+          and (find_of_keys.filter is null or notifyq.matches(h.row, find_of_keys.filter))
       ) as f
       union all
       select m.id, m.priority
       from messages.message as m
-      where m.id = any (_of_keys.loose)
-        and m.id <> all (_of_keys.given)
+      where m.id = any (find_of_keys.loose)
+        and m.id <> all (find_of_keys.given)
       order by priority desc, id
-      limit _of_keys.quantity
+      limit find_of_keys.quantity
     ) as b
     order by b.priority desc, b.id
   );
@@ -240,7 +240,7 @@ begin
     select m.id
     from messages.message as m
     where m.id = any (v_best)
-      -- Not a condition on the state itself, see _archive().
+      -- Not a condition on the state itself, see archive().
       and (m.state = 'waiting') is true
     order by m.id
     for update skip locked
@@ -248,11 +248,11 @@ begin
 end;
 $$;
 
-create or replace function messages._look_keys(
+create or replace function notifyq.find_by_keys(
   queue messages.queue, quantity integer, filter jsonpath, thorough boolean,
-  state messages.flow_state
+  state notifyq.flow_state
 )
-  returns messages.flow_pick
+  returns notifyq.flow_pick
   language plpgsql
   set enable_seqscan = off
   set enable_bitmapscan = off
@@ -260,7 +260,7 @@ create or replace function messages._look_keys(
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_state messages.flow_state := state;
+  v_state notifyq.flow_state := state;
   v_ids bigint[];
   v_is_blocked boolean;
   v_keys_at_once constant integer := 1000;
@@ -271,8 +271,8 @@ declare
   v_lane bigint := state.after_lane;
   v_is_around boolean := state.after_lane is null;
 begin
-  v_found := messages._look(queue.name, v_asked, filter, thorough);
-  v_ids := messages._fitting(queue, v_found, state.running);
+  v_found := notifyq.find_messages(queue.name, v_asked, filter, thorough);
+  v_ids := notifyq.fit_keys(queue, v_found, state.running);
   v_is_blocked := cardinality(v_ids) < cardinality(v_found);
   if not v_is_blocked and cardinality(v_ids) = v_asked then
     v_state.natural_look := greatest(state.natural_look, least(2 * v_asked, 10000));
@@ -283,14 +283,14 @@ begin
   if cardinality(v_found) = v_asked and cardinality(v_ids) < quantity then
     -- Behind what must wait those without a key have their turn as if they had one each.
     select k._ids, k._place into v_loose, v_state.place
-    from messages._keyless(queue.name, quantity + cardinality(v_ids), filter, state.place) as k;
+    from notifyq.find_keyless(queue.name, quantity + cardinality(v_ids), filter, state.place) as k;
     for v_window in 1 .. 10 loop
       exit when cardinality(v_ids) >= quantity;
       select w._keys, w._lanes[v_keys_at_once] into v_keys, v_lane
-      from messages._waiting_keys(
+      from notifyq.waiting_keys(
         queue.name, v_lane, case when v_is_around then state.after_lane end, v_keys_at_once, v_ids
       ) as w;
-      v_ids := v_ids || messages._of_keys(
+      v_ids := v_ids || notifyq.find_of_keys(
         queue, v_keys, quantity - cardinality(v_ids), filter, state.running, v_ids, v_loose
       );
       exit when v_lane is null and v_is_around;

@@ -2,7 +2,7 @@
 
 -- For each key: how many more messages it may have beside those that run and those that are given
 -- just now. What is not booked is not known here: before its turn a claim may be told too much.
-create or replace function messages._key_rooms(
+create or replace function notifyq.room_of_keys(
   queue messages.queue, keys text[], running bigint[], given bigint[],
   out _key text, out _room integer
 )
@@ -18,11 +18,11 @@ begin
   return query
   with held as (
     select m.key, count(*)::integer as every,
-      (count(*) filter (where m.id = any (_key_rooms.given)))::integer as new
+      (count(*) filter (where m.id = any (room_of_keys.given)))::integer as new
     from messages.message as m
     where m.id = any (
-      case when queue.key_concurrency is null then _key_rooms.given
-        else _key_rooms.running || _key_rooms.given end
+      case when queue.key_concurrency is null then room_of_keys.given
+        else room_of_keys.running || room_of_keys.given end
     )
     group by m.key
   )
@@ -31,19 +31,19 @@ begin
       case when queue.ordered then 1 else 2147483647 end,
       queue.key_concurrency - coalesce(h.every, 0),
       case when queue.key_rate is not null then
-        messages._tokens(
+        notifyq.count_tokens(
           coalesce(f.paid_at, '-infinity'), v_now, queue.key_rate, queue.key_rate_period,
           queue.key_rate_burst
         ) - coalesce(h.new, 0)
       end
     )
-  from unnest(_key_rooms.keys) as k (key)
+  from unnest(room_of_keys.keys) as k (key)
   left join held as h on h.key = k.key
   left join lateral (
     select l.paid_at
-    from messages.flow_key as l
+    from notifyq.flow_key as l
     where queue.key_rate is not null
-      and l.queue = _key_rooms.queue.name
+      and l.queue = room_of_keys.queue.name
       and l.key = k.key
     order by l.number desc
     limit 1
@@ -51,8 +51,8 @@ begin
 end;
 $$;
 
--- Whether each of these keys may have so many messages. Only after _book().
-create or replace function messages._have_room(
+-- Whether each of these keys may have so many messages. Only after pay_charges().
+create or replace function notifyq.have_room(
   queue messages.queue, keys text[], quantities integer[]
 )
   returns boolean
@@ -60,7 +60,7 @@ create or replace function messages._have_room(
 as $$
 begin
   return not exists (
-    select from messages._key_rooms(queue, keys, '{}', '{}') as r
+    select from notifyq.room_of_keys(queue, keys, '{}', '{}') as r
     join unnest(keys, quantities) as k (key, quantity) on k.key = r._key
     where k.quantity > r._room
   );
@@ -70,7 +70,7 @@ $$;
 -- Of the next 1000 messages of a queue behind a place, those without a key: they are in no index of
 -- their own, as all messages of queues without limits would have to be in it. _place is where to go
 -- on; null: from the start.
-create or replace function messages._keyless(
+create or replace function notifyq.find_keyless(
   queue text, quantity integer, filter jsonpath, place bigint[],
   out _ids bigint[], out _place bigint[]
 )
@@ -89,30 +89,30 @@ declare
 begin
   with seen as materialized (
     (
-      select m.id, m.priority, case when m.key is null then _keyless.filter is null
-        or messages._matches(m, _keyless.filter) else false end as fits
+      select m.id, m.priority, case when m.key is null then find_keyless.filter is null
+        or notifyq.matches(m, find_keyless.filter) else false end as fits
       from messages.message as m
-      where m.queue = _keyless.queue
+      where m.queue = find_keyless.queue
         and m.state = 'waiting'
-        and m.priority = _keyless.place[1]
-        and m.id > _keyless.place[2]
+        and m.priority = find_keyless.place[1]
+        and m.id > find_keyless.place[2]
       order by m.priority desc, m.id
       limit v_at_once
     )
     union all
     (
-      select m.id, m.priority, case when m.key is null then _keyless.filter is null
-        or messages._matches(m, _keyless.filter) else false end
+      select m.id, m.priority, case when m.key is null then find_keyless.filter is null
+        or notifyq.matches(m, find_keyless.filter) else false end
       from messages.message as m
-      where m.queue = _keyless.queue
+      where m.queue = find_keyless.queue
         and m.state = 'waiting'
-        and m.priority < coalesce(_keyless.place[1], 2147483648)
+        and m.priority < coalesce(find_keyless.place[1], 2147483648)
       order by m.priority desc, m.id
       limit v_at_once
     )
     limit v_at_once
   )
-  select array(select s.id from seen as s where s.fits limit _keyless.quantity + 1),
+  select array(select s.id from seen as s where s.fits limit find_keyless.quantity + 1),
     (select count(*) from seen as s),
     (select array[s.priority, s.id] from seen as s order by s.priority, s.id desc limit 1)
   into _ids, v_seen, v_last;
@@ -126,7 +126,7 @@ $$;
 
 -- Transactions other than this one that are under way. What they have locked they keep, mostly:
 -- claims of the same moment need not read it to be told so.
-create or replace function messages._under_way()
+create or replace function notifyq.running_transactions()
   returns xid[]
   language plpgsql
   stable
@@ -151,36 +151,36 @@ $$;
 -- the other one has what is locked and scheduled as well. It is read in pieces: behind the last key
 -- of one begins the next, which is larger where little waits of each key, and as large as what is
 -- missing takes by then. Where much waits of each, steps from one key to the next come in between.
-create or replace function messages._waiting_keys(
+create or replace function notifyq.waiting_keys(
   queue text, first bigint, last bigint, quantity integer, given bigint[],
   out _keys text[], out _lanes bigint[], out _ids bigint[]
 )
   language plpgsql
   stable
   set enable_seqscan = off
-  -- As in _look(): what waits of a whole queue would be read, and sorted, for each of its keys.
+  -- As in find_messages(): what waits of a whole queue would be read, and sorted, for each of its keys.
   set enable_sort = off
   set enable_bitmapscan = off
   set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_busy constant xid[] := messages._under_way();
-  v_first constant bigint := coalesce(first, messages._first_lane(queue));
-  v_last constant bigint := coalesce(last - 1, messages._last_lane(queue));
+  v_busy constant xid[] := notifyq.running_transactions();
+  v_first constant bigint := coalesce(first, notifyq.first_key_hash(queue));
+  v_last constant bigint := coalesce(last - 1, notifyq.last_key_hash(queue));
   v_steps constant integer := 64;
 begin
   with recursive pieces as (
     (
-      select array[m.key] as keys, array[messages._lane(m.queue, m.key)] as lanes,
-        array[m.id] as ids, messages._lane(m.queue, m.key) as last, 16 as size, 1 as seen
+      select array[m.key] as keys, array[notifyq.key_hash(m.queue, m.key)] as lanes,
+        array[m.id] as ids, notifyq.key_hash(m.queue, m.key) as last, 16 as size, 1 as seen
       from messages.message as m
-      where m.queue = _waiting_keys.queue
+      where m.queue = waiting_keys.queue
         and m.state = 'waiting'
-        and messages._lane(m.queue, m.key) >= v_first
-        and messages._lane(m.queue, m.key) <= v_last
-        and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_waiting_keys.given))
-      order by messages._lane(m.queue, m.key), m.priority desc, m.id
+        and notifyq.key_hash(m.queue, m.key) >= v_first
+        and notifyq.key_hash(m.queue, m.key) <= v_last
+        and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
+      order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
       limit 1
     )
     union all
@@ -188,7 +188,7 @@ begin
       case when p.size = 0 then 16
         when 7 * cardinality(n.lanes) < p.size then 0
         else least(2 * p.size, 256, 8 + p.size * (
-          _waiting_keys.quantity - p.seen - cardinality(n.lanes)
+          waiting_keys.quantity - p.seen - cardinality(n.lanes)
         ) / cardinality(n.lanes)) end,
       p.seen + cardinality(n.lanes)
     from pieces as p
@@ -203,17 +203,17 @@ begin
           select f.key, f.lane, f.id, s.number + 1
           from steps as s
           cross join lateral (
-            select m.key, messages._lane(m.queue, m.key) as lane, m.id
+            select m.key, notifyq.key_hash(m.queue, m.key) as lane, m.id
             from messages.message as m
-            where m.queue = _waiting_keys.queue
+            where m.queue = waiting_keys.queue
               and m.state = 'waiting'
-              and messages._lane(m.queue, m.key) > s.lane
-              and messages._lane(m.queue, m.key) <= v_last
-              and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_waiting_keys.given))
-            order by messages._lane(m.queue, m.key), m.priority desc, m.id
+              and notifyq.key_hash(m.queue, m.key) > s.lane
+              and notifyq.key_hash(m.queue, m.key) <= v_last
+              and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
+            order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
             limit 1
           ) as f
-          where s.number < least(v_steps, _waiting_keys.quantity - p.seen)
+          where s.number < least(v_steps, waiting_keys.quantity - p.seen)
         )
         select r.key, r.lane, r.id from steps as r where r.number > 0
       ) as t
@@ -223,22 +223,22 @@ begin
       from (
         select distinct on (r.lane) r.key, r.lane, r.id
         from (
-          select m.key, messages._lane(m.queue, m.key) as lane, m.priority, m.id
+          select m.key, notifyq.key_hash(m.queue, m.key) as lane, m.priority, m.id
           from messages.message as m
           where p.size > 0
-            and m.queue = _waiting_keys.queue
+            and m.queue = waiting_keys.queue
             and m.state = 'waiting'
-            and messages._lane(m.queue, m.key) > p.last
-            and messages._lane(m.queue, m.key) <= v_last
-            and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (_waiting_keys.given))
-          order by messages._lane(m.queue, m.key), m.priority desc, m.id
+            and notifyq.key_hash(m.queue, m.key) > p.last
+            and notifyq.key_hash(m.queue, m.key) <= v_last
+            and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
+          order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
           limit p.size
         ) as r
         order by r.lane, r.priority desc, r.id
       ) as k
       having p.size > 0
     ) as n
-    where p.seen < _waiting_keys.quantity
+    where p.seen < waiting_keys.quantity
       and n.lanes is not null
   )
   select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.lane), '{}'),
@@ -248,7 +248,7 @@ begin
     select u.key, u.lane, u.id
     from pieces as p
     cross join lateral unnest(p.keys, p.lanes, p.ids) as u (key, lane, id)
-    limit _waiting_keys.quantity
+    limit waiting_keys.quantity
   ) as k;
 end;
 $$;
@@ -261,15 +261,15 @@ $$;
 -- that is how far the fullest key can be ahead. So while something is left to pay, no key is dry.
 
 -- Whether each key had a token left if any of them paid for so many.
-create or replace function messages._is_far(
-  queue messages.queue, state messages.flow_state, most integer
+create or replace function notifyq.is_far_from_limits(
+  queue messages.queue, state notifyq.flow_state, most integer
 )
   returns boolean
   language plpgsql
   volatile
 as $$
 begin
-  return most < messages._tokens(
+  return most < notifyq.count_tokens(
     state.keys_paid_at, clock_timestamp(), queue.key_rate, queue.key_rate_period,
     queue.key_rate_burst
   );
@@ -278,15 +278,15 @@ $$;
 
 -- Let the buckets of the keys pay for what is left to pay: each for its charges one after another,
 -- with what ran in between. One that is full again by now has none.
-create or replace function messages._book(state messages.flow_state)
-  returns messages.flow_state
+create or replace function notifyq.pay_charges(state notifyq.flow_state)
+  returns notifyq.flow_state
   language plpgsql
   set enable_seqscan = off
   set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_state messages.flow_state := state;
+  v_state notifyq.flow_state := state;
   v_now timestamptz := clock_timestamp();
   v_last timestamptz;
 begin
@@ -297,11 +297,11 @@ begin
     select u.key, c.charged_at, sum(u.tokens * c.each) over (
       partition by u.key order by c.number desc
     ) as seconds
-    from messages.flow_charge as c
+    from notifyq.flow_charge as c
     cross join lateral unnest(c.keys, c.tokens) as u (key, tokens)
-    where c.queue = _book.state.queue
-      and c.number > _book.state.booked
-      and c.number <= _book.state.charged
+    where c.queue = pay_charges.state.queue
+      and c.number > pay_charges.state.booked
+      and c.number <= pay_charges.state.charged
   ),
   paid as materialized (
     select g.key, l.number,
@@ -314,34 +314,34 @@ begin
     ) as g
     left join lateral (
       select k.number, k.paid_at
-      from messages.flow_key as k
-      where k.queue = _book.state.queue
+      from notifyq.flow_key as k
+      where k.queue = pay_charges.state.queue
         and k.key = g.key
       order by k.number desc
       limit 1
     ) as l on true
   ),
   changed as (
-    update messages.flow_key as k
+    update notifyq.flow_key as k
     set number = k.number + 1, paid_at = p.paid_at
     from paid as p
     where p.paid_at > v_now
-      and k.queue = _book.state.queue
+      and k.queue = pay_charges.state.queue
       and k.key = p.key
       and k.number = p.number
   ),
   added as (
-    insert into messages.flow_key (queue, key, number, paid_at)
-    select _book.state.queue, p.key, 0, p.paid_at
+    insert into notifyq.flow_key (queue, key, number, paid_at)
+    select pay_charges.state.queue, p.key, 0, p.paid_at
     from paid as p
     where p.paid_at > v_now
       and p.number is null
   )
   select max(p.paid_at) into v_last from paid as p;
-  delete from messages.flow_charge as c
-  where c.queue = _book.state.queue
-    and c.number > _book.state.booked
-    and c.number <= _book.state.charged;
+  delete from notifyq.flow_charge as c
+  where c.queue = pay_charges.state.queue
+    and c.number > pay_charges.state.booked
+    and c.number <= pay_charges.state.charged;
   v_state.booked := state.charged;
   v_state.booked_paid_at := greatest(state.booked_paid_at, v_last);
   v_state.keys_paid_at := v_state.booked_paid_at;
@@ -350,14 +350,14 @@ end;
 $$;
 
 -- Let the keys of messages that were handed out pay for them, so many of each.
-create or replace function messages._charge_keys(
-  queue messages.queue, state messages.flow_state, keys text[], tokens integer[]
+create or replace function notifyq.charge_keys(
+  queue messages.queue, state notifyq.flow_state, keys text[], tokens integer[]
 )
-  returns messages.flow_state
+  returns notifyq.flow_state
   language plpgsql
 as $$
 declare
-  v_state messages.flow_state := state;
+  v_state notifyq.flow_state := state;
   v_now timestamptz := clock_timestamp();
   v_most integer := (select max(t.quantity) from unnest(tokens) as t (quantity));
 begin
@@ -365,20 +365,20 @@ begin
     return v_state;
   end if;
   v_state.charged := state.charged + cardinality(keys);
-  v_state.keys_paid_at := messages._pay(
+  v_state.keys_paid_at := notifyq.pay_tokens(
     state.keys_paid_at, v_now, v_most, queue.key_rate, queue.key_rate_period
   );
-  insert into messages.flow_charge (queue, number, charged_at, each, keys, tokens)
+  insert into notifyq.flow_charge (queue, number, charged_at, each, keys, tokens)
   values (
-    _charge_keys.queue.name, v_state.charged, v_now,
+    charge_keys.queue.name, v_state.charged, v_now,
     extract(epoch from queue.key_rate_period)::double precision / queue.key_rate,
-    _charge_keys.keys, _charge_keys.tokens
+    charge_keys.keys, charge_keys.tokens
   );
   -- One that pays at once pays for little, and so does one that pays for very much.
   if v_state.charged - v_state.booked > 10000
-    or not messages._is_far(queue, v_state, 0)
+    or not notifyq.is_far_from_limits(queue, v_state, 0)
   then
-    v_state := messages._book(v_state);
+    v_state := notifyq.pay_charges(v_state);
   end if;
   return v_state;
 end;

@@ -8,7 +8,7 @@
 -- the key itself. No lane of a queue is its first one.
 
 -- Before all lanes of the queue. All three are inlined.
-create or replace function messages._first_lane(queue text)
+create or replace function notifyq.first_key_hash(queue text)
   returns bigint
   language sql
   immutable
@@ -18,23 +18,23 @@ as $$
 $$;
 
 -- The last one that it can have.
-create or replace function messages._last_lane(queue text)
+create or replace function notifyq.last_key_hash(queue text)
   returns bigint
   language sql
   immutable
   parallel safe
 as $$
-  select messages._first_lane(queue) operator(pg_catalog.|) 1099511627775;
+  select notifyq.first_key_hash(queue) operator(pg_catalog.|) 1099511627775;
 $$;
 
 -- It must be what the indexes of messages.message have.
-create or replace function messages._lane(queue text, key text)
+create or replace function notifyq.key_hash(queue text, key text)
   returns bigint
   language sql
   immutable
   parallel safe
 as $$
-  select messages._first_lane(queue)
+  select notifyq.first_key_hash(queue)
     operator(pg_catalog.|)
       (pg_catalog.hashtextextended(key, 0) operator(pg_catalog.&) 1099511627775)
     operator(pg_catalog.|) 1;

@@ -6,13 +6,13 @@ create or replace function messages.set_share(queue text, key text, weight doubl
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_queue messages.queue := messages._queue(set_share.queue);
+  v_queue messages.queue := notifyq.find_queue(set_share.queue);
 begin
   if set_share.key is null then
-    perform messages._invalid('the key of a share must not be null');
+    perform notifyq.raise_invalid('the key of a share must not be null');
   end if;
   if set_share.weight is null then
     delete from messages.share as s
@@ -21,7 +21,7 @@ begin
     return found;
   end if;
   if set_share.weight not between 0.001 and 1000000 then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('weight must be between 0.001 and 1000000, not %s', set_share.weight),
       'null takes a share back, and the key has the weight 1'
     );
@@ -44,7 +44,7 @@ create or replace function messages.queue_shares(queue text default null)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
@@ -59,7 +59,7 @@ comment on function messages.queue_shares(text) is
   'set_share().';
 
 -- How long a bucket is empty for; null for one that is not.
-create or replace function messages._dry_for(
+create or replace function notifyq.empty_for(
   paid_at timestamptz, instant timestamptz, rate integer, period interval, burst integer
 )
   returns interval
@@ -67,9 +67,9 @@ create or replace function messages._dry_for(
   immutable
 as $$
 declare
-  v_tokens integer := messages._tokens(paid_at, instant, rate, period, burst);
+  v_tokens integer := notifyq.count_tokens(paid_at, instant, rate, period, burst);
   -- The bucket counts down from its burst, which is what it would have if it were paid for now.
-  v_burst integer := messages._tokens(instant, instant, rate, period, burst);
+  v_burst integer := notifyq.count_tokens(instant, instant, rate, period, burst);
 begin
   if v_tokens > 0 then
     return null;
@@ -80,39 +80,39 @@ begin
 end;
 $$;
 
-create or replace function messages.token_in(queues text[], since interval default '0')
+create or replace function notifyq.rate_limit_wait(queues text[], since interval default '0')
   returns interval
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
 as $$
 declare
-  v_since constant interval := greatest(token_in.since, '0');
+  v_since constant interval := greatest(rate_limit_wait.since, '0');
   v_then timestamptz;
   v_queue messages.queue;
   v_next interval;
 begin
-  perform messages._check_duration('since', token_in.since);
+  perform notifyq.check_duration('since', rate_limit_wait.since);
   -- As it was then: what has come in the meantime the last claim has not found.
   v_then := clock_timestamp() - v_since;
   for v_queue in
     select q.*
     from messages.queue as q
-    where q.name = any (token_in.queues)
+    where q.name = any (rate_limit_wait.queues)
       and (q.rate is not null or q.key_rate is not null)
       and not q.paused
-      and messages._may(q.name, 'consume from')
+      and notifyq.is_allowed(q.name, 'consume from')
   loop
     v_next := least(
       coalesce(v_next, v_since + interval '1 day'),
       (
-        select messages._dry_for(
+        select notifyq.empty_for(
           s.paid_at, v_then, v_queue.rate, v_queue.rate_period, v_queue.rate_burst
         )
-        from messages.flow_state as s
+        from notifyq.flow_state as s
         where s.queue = v_queue.name
           and v_queue.rate is not null
         order by s.number desc
@@ -120,11 +120,11 @@ begin
       ),
       (
         select min(
-          messages._dry_for(
+          notifyq.empty_for(
             k.paid_at, v_then, v_queue.key_rate, v_queue.key_rate_period, v_queue.key_rate_burst
           )
         )
-        from messages.flow_key as k
+        from notifyq.flow_key as k
         where k.queue = v_queue.name
           and v_queue.key_rate is not null
           and k.paid_at > v_then
@@ -138,7 +138,7 @@ begin
   return v_next - v_since;
 end;
 $$;
-comment on function messages.token_in(text[], interval) is
+comment on function notifyq.rate_limit_wait(text[], interval) is
   'For how long the rates of these queues, or of keys of which something waits, let nothing '
   'through: who was handed out less than asked for looks again then. What lets something through '
   'already does not count, as a claim finds it; but who has claimed a while ago says how long that '
@@ -148,7 +148,7 @@ comment on function messages.token_in(text[], interval) is
 -- Forget keys that are not ahead of their rate: they would begin again where they are, once they
 -- have paid for all that they had. A queue whose claim is under way has its turn the next time. Who
 -- has claimed a moment ago may still ask token_in() for them.
-create or replace function messages._sweep_flow(quantity integer)
+create or replace function notifyq.sweep_limit_keys(quantity integer)
   returns integer
   language plpgsql
   set enable_seqscan = off
@@ -156,30 +156,30 @@ create or replace function messages._sweep_flow(quantity integer)
 as $$
 declare
   v_queue text;
-  v_state messages.flow_state;
+  v_state notifyq.flow_state;
   v_swept integer;
   v_all integer := 0;
 begin
   for v_queue in
     select f.queue
-    from messages.flow as f
+    from notifyq.flow as f
     where f.part = 'claim'
     order by f.queue
     for update skip locked
   loop
     select s.* into v_state
-    from messages.flow_state as s
+    from notifyq.flow_state as s
     where s.queue = v_queue
     order by s.number desc
     limit 1;
-    perform messages._keep_state(v_state, messages._book(v_state), true);
-    delete from messages.flow_key as k
+    perform notifyq.save_limit_state(v_state, notifyq.pay_charges(v_state), true);
+    delete from notifyq.flow_key as k
     where (k.queue, k.key, k.number) in (
       select o.queue, o.key, o.number
-      from messages.flow_key as o
+      from notifyq.flow_key as o
       where o.queue = v_queue
         and o.paid_at <= clock_timestamp() - interval '10 seconds'
-      limit _sweep_flow.quantity
+      limit sweep_limit_keys.quantity
     );
     get diagnostics v_swept = row_count;
     v_all := v_all + v_swept;

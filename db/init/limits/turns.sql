@@ -2,12 +2,12 @@
 --
 -- raises: NQ003 invalid argument
 
--- Each holds the row of the queue in messages.flow until it commits, and every statement after that
+-- Each holds the row of the queue in notifyq.flow until it commits, and every statement after that
 -- sees what the claims before it have locked. Queues without limits never come here.
 
 -- Those of the queues whose claims it is now this transaction's turn to make. Not barred ones: to
 -- hold the row of a queue is to stop its other workers.
-create or replace function messages._enter(queues text[])
+create or replace function notifyq.enter_turn(queues text[])
   returns text[]
   language plpgsql
   set enable_seqscan = off
@@ -20,13 +20,13 @@ begin
   v_names := array(
     select q.name
     from messages.queue as q
-    where q.name = any (_enter.queues)
+    where q.name = any (enter_turn.queues)
       and q.is_limited
       and not q.paused
-      and messages._may(q.name, 'consume from')
+      and notifyq.is_allowed(q.name, 'consume from')
   );
   if cardinality(v_names) = 1 then
-    perform from messages.flow as f
+    perform from notifyq.flow as f
     where f.queue = v_names[1]
       and f.part = 'claim'
     for update skip locked;
@@ -36,7 +36,7 @@ begin
   end if;
   begin
     -- By name, so that of two who want the same queues one waits for the other, and never both.
-    perform from messages.flow as f
+    perform from notifyq.flow as f
     where f.queue = any (v_names)
       and f.part = 'claim'
     order by f.queue
@@ -46,7 +46,7 @@ begin
     when lock_not_available then
       return array(
         select f.queue
-        from messages.flow as f
+        from notifyq.flow as f
         where f.queue = any (v_names)
           and f.part = 'claim'
         order by f.queue
@@ -58,7 +58,7 @@ $$;
 
 -- Tokens of a bucket, which is told by one instant: when it is full again. Without a burst it has
 -- room for a tenth of a second's worth: workers come that often, and few see much more in a period.
-create or replace function messages._tokens(
+create or replace function notifyq.count_tokens(
   paid_at timestamptz, instant timestamptz, rate integer, period interval, burst integer
 )
   returns integer
@@ -76,7 +76,7 @@ begin
 end;
 $$;
 
-create or replace function messages._pay(
+create or replace function notifyq.pay_tokens(
   paid_at timestamptz, instant timestamptz, tokens bigint, rate integer, period interval
 )
   returns timestamptz
@@ -90,69 +90,69 @@ end;
 $$;
 
 -- Remember whether something waits for a lock of the queue to end, so that whoever ends one rings.
-create or replace function messages._note_held(queue messages.queue, is_held boolean)
+create or replace function notifyq.note_held(queue messages.queue, is_held boolean)
   returns void
   language plpgsql
 as $$
 declare
-  v_flow messages.flow;
+  v_flow notifyq.flow;
   v_is_old boolean;
 begin
   select f.* into v_flow
-  from messages.flow as f
-  where f.queue = _note_held.queue.name
+  from notifyq.flow as f
+  where f.queue = note_held.queue.name
     and f.part = 'claim';
   v_is_old := v_flow.held_at not between clock_timestamp() - interval '1 second'
     and clock_timestamp();
   if v_flow.is_held and not v_is_old or not v_flow.is_held and not is_held then
     return;
   end if;
-  update messages.flow as f
-  set is_held = _note_held.is_held,
+  update notifyq.flow as f
+  set is_held = note_held.is_held,
     held_at = clock_timestamp()
-  where f.queue = _note_held.queue.name
+  where f.queue = note_held.queue.name
     and f.part = 'claim';
   if is_held and not v_flow.is_held then
     -- Who ends a lock at this moment has not seen it, and rings for nobody: who is summoned looks
     -- once more when all transactions of this moment are over.
-    perform messages._ring(queue, '');
+    perform notifyq.notify_queue(queue, '');
   end if;
 end;
 $$;
 
 -- Locks of these messages have ended: ring in those of the queues where others wait for that.
-create or replace function messages._ring_freed(queues text[], ids bigint[])
+create or replace function notifyq.notify_freed(queues text[], ids bigint[])
   returns void
   language plpgsql
 as $$
 begin
-  perform messages._ring(q, messages._compact(_ring_freed.ids[1:1000]))
+  perform notifyq.notify_queue(q, notifyq.compact_ids(notify_freed.ids[1:1000]))
   from messages.queue as q
-  join messages.flow as f on f.queue = q.name and f.part = 'claim' and f.is_held
-  where q.name = any (_ring_freed.queues);
+  join notifyq.flow as f on f.queue = q.name and f.part = 'claim' and f.is_held
+  where q.name = any (notify_freed.queues);
 end;
 $$;
 
 -- Flow state: what the claims of a queue with limits leave to the next.
 
 -- The present one; null where the queue has lost its limits meanwhile.
-create or replace function messages._read_state(queue text)
-  returns messages.flow_state
+create or replace function notifyq.read_state(queue text)
+  returns notifyq.flow_state
   language plpgsql
   set enable_seqscan = off
 as $$
 declare
-  v_state messages.flow_state;
+  v_state notifyq.flow_state;
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('queue %L has limits, which hold at READ COMMITTED only', queue),
       'claim and take in a transaction of that isolation level'
     );
   end if;
   select s.* into v_state
-  from messages.flow_state as s
-  where s.queue = _read_state.queue
+  from notifyq.flow_state as s
+  where s.queue = read_state.queue
   order by s.number desc
   limit 1;
   return v_state;
@@ -163,11 +163,11 @@ $$;
 -- from them it is enough how many were handed out since all that is locked was counted; as they
 -- come near their ids are kept, and those that are locked no more taken out. new has been claimed
 -- ahead, by this transaction: so many of each of these keys, most of one.
-create or replace function messages._count_running(
-  queue messages.queue, quantity integer, state messages.flow_state, new bigint[], keys text[],
+create or replace function notifyq.count_running(
+  queue messages.queue, quantity integer, state notifyq.flow_state, new bigint[], keys text[],
   tokens integer[], most integer
 )
-  returns messages.flow_state
+  returns notifyq.flow_state
   language plpgsql
   set enable_seqscan = off
   set enable_bitmapscan = off
@@ -175,7 +175,7 @@ create or replace function messages._count_running(
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_state messages.flow_state := state;
+  v_state notifyq.flow_state := state;
   v_now timestamptz := clock_timestamp();
   v_limit integer := least(queue.concurrency, queue.key_concurrency);
   v_is_full boolean :=
@@ -211,16 +211,16 @@ begin
         from messages.message as m
         where m.id between v_first and v_last
           and m.state = 'locked'
-          and m.queue = _count_running.queue.name
+          and m.queue = count_running.queue.name
         union all
         select m.id, m.key
         from messages.message as m
         where m.id = any (v_others)
-          -- Not a condition on the state itself, see _archive().
+          -- Not a condition on the state itself, see archive().
           and (m.state = 'locked') is true
       ) as l
       -- A hash of them, whatever number it thinks that they are.
-      where l.id not in (select n.id from unnest(_count_running.new) as n (id))
+      where l.id not in (select n.id from unnest(count_running.new) as n (id))
     )
     select array(select h.id from held as h),
       case when queue.key_concurrency is null then 1000000000 else (
@@ -253,8 +253,8 @@ $$;
 
 -- Leave to the next claim what has changed. Without its turn a claim leaves only where to go on,
 -- and not even that where another one does so at this moment.
-create or replace function messages._keep_state(
-  before messages.flow_state, state messages.flow_state, has_turn boolean
+create or replace function notifyq.save_limit_state(
+  before notifyq.flow_state, state notifyq.flow_state, has_turn boolean
 )
   returns void
   language plpgsql
@@ -265,7 +265,7 @@ begin
     return;
   end if;
   if not has_turn then
-    perform from messages.flow_state as s
+    perform from notifyq.flow_state as s
     where s.queue = before.queue
       and s.number = before.number
     for update skip locked;
@@ -273,7 +273,7 @@ begin
       return;
     end if;
   end if;
-  update messages.flow_state as s
+  update notifyq.flow_state as s
   set number = s.number + 1,
     natural_look = state.natural_look,
     paid_at = state.paid_at,
@@ -298,15 +298,15 @@ $$;
 
 -- Let the queue and the keys of these messages pay for them; most are of one key, as far as that
 -- is known.
-create or replace function messages._charge(
-  queue messages.queue, ids bigint[], state messages.flow_state, most integer,
+create or replace function notifyq.charge_limits(
+  queue messages.queue, ids bigint[], state notifyq.flow_state, most integer,
   keys text[], tokens integer[]
 )
-  returns messages.flow_state
+  returns notifyq.flow_state
   language plpgsql
 as $$
 declare
-  v_state messages.flow_state := state;
+  v_state notifyq.flow_state := state;
 begin
   if ids = '{}' then
     return v_state;
@@ -320,12 +320,12 @@ begin
     v_state.most := coalesce(least(state.most + most, 1000000000), 1000000000);
   end if;
   if queue.rate is not null then
-    v_state.paid_at := messages._pay(
+    v_state.paid_at := notifyq.pay_tokens(
       state.paid_at, clock_timestamp(), cardinality(ids), queue.rate, queue.rate_period
     );
   end if;
   if queue.key_rate is not null then
-    v_state := messages._charge_keys(queue, v_state, keys, tokens);
+    v_state := notifyq.charge_keys(queue, v_state, keys, tokens);
   end if;
   return v_state;
 end;

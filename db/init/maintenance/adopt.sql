@@ -1,22 +1,22 @@
 -- Adopt: note how far this server has come, and take over what was restored from another one.
 
-create or replace function messages._note_reached()
+create or replace function notifyq.note_reached()
   returns void
   language plpgsql
 as $$
 declare
-  v_here messages.origin;
+  v_here notifyq.origin;
 begin
   if exists (
-    select from messages.origin as o
+    select from notifyq.origin as o
     where o.noted_at > clock_timestamp() - interval '10 seconds'
   ) then
     return;
   end if;
-  v_here := messages._here();
-  insert into messages.origin as o
+  v_here := notifyq.current_origin();
+  insert into notifyq.origin as o
   select v_here.*
-  where messages._is_known(v_here)
+  where notifyq.is_known(v_here)
   on conflict on constraint origin_epoch_timeline_pk do update
   set reached = excluded.reached, noted_at = excluded.noted_at;
 end;
@@ -26,15 +26,15 @@ create or replace function messages.adopt()
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_here messages.origin;
+  v_here notifyq.origin;
 begin
   -- One at a time; the upkeep may go on.
-  lock table messages.origin in share update exclusive mode;
-  v_here := messages._here();
-  if not messages._is_foreign(v_here) then
+  lock table notifyq.origin in share update exclusive mode;
+  v_here := notifyq.current_origin();
+  if not notifyq.is_foreign(v_here) then
     return false;
   end if;
   -- Before every snapshot that is taken from now on. Those below the oldest transaction are so too.
@@ -42,9 +42,9 @@ begin
   set xid = '1'
   where a.xid >= pg_snapshot_xmin(pg_current_snapshot())
     and a.xid is distinct from pg_current_xact_id_if_assigned();
-  perform messages._adopt_streams();
+  perform notifyq.adopt_streams();
   v_here.epoch := v_here.epoch + 1;
-  insert into messages.origin select v_here.*;
+  insert into notifyq.origin select v_here.*;
   return true;
 end;
 $$;

@@ -6,7 +6,7 @@ create or replace function messages.reap(quantity integer default 1000)
   returns integer
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set jit = off
@@ -17,7 +17,7 @@ declare
   v_tokens bigint[];
   v_details text[];
 begin
-  perform messages._check_quantity(reap.quantity, 100000);
+  perform notifyq.check_quantity(reap.quantity, 100000);
   -- Locked in id order and skipping what a finisher holds: it wins, and no two reapers share a row.
   with expired as materialized (
     select m.id, m.lock_token, m.locked_by
@@ -28,13 +28,13 @@ begin
     limit reap.quantity
     for update skip locked
   )
-  select array_agg(e.id), array_agg(e.lock_token), array_agg(messages._expiry(e.locked_by))
+  select array_agg(e.id), array_agg(e.lock_token), array_agg(notifyq.expiry(e.locked_by))
   into v_ids, v_tokens, v_details
   from expired as e;
   if v_ids is null then
     return 0;
   end if;
-  perform messages._retry(
+  perform notifyq.retry_locked(
     v_ids, v_tokens, null, v_details,
     array_fill('lock_expired'::messages.message_status, array[cardinality(v_ids)])
   );
@@ -49,21 +49,21 @@ create or replace function messages.stage_due(quantity integer default 10000)
   returns integer
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_queue messages.queue;
   v_ids bigint[];
   v_staged integer := 0;
 begin
-  perform messages._check_quantity(stage_due.quantity, 1000000);
+  perform notifyq.check_quantity(stage_due.quantity, 1000000);
   for v_queue in
     select q.* from messages.queue as q order by q.name
   loop
-    v_ids := messages._stage(v_queue.name, clock_timestamp(), stage_due.quantity - v_staged);
+    v_ids := notifyq.stage_queue(v_queue.name, clock_timestamp(), stage_due.quantity - v_staged);
     if cardinality(v_ids) > 0 then
       v_staged := v_staged + cardinality(v_ids);
-      perform messages._ring(v_queue, messages._compact(v_ids[1:1000]));
+      perform notifyq.notify_queue(v_queue, notifyq.compact_ids(v_ids[1:1000]));
     end if;
     exit when v_staged >= stage_due.quantity;
   end loop;
@@ -74,7 +74,7 @@ comment on function messages.stage_due(integer) is
   'Make up to quantity scheduled messages that are due available and ring for them; return how '
   'many. A claim does the same for the queues that it reads.';
 
-create or replace function messages._ring_again(queue messages.queue)
+create or replace function notifyq.notify_waiting(queue messages.queue)
   returns boolean
   language plpgsql
   set enable_seqscan = off
@@ -86,74 +86,74 @@ declare
 begin
   select m.id into v_first
   from messages.message as m
-  where m.queue = _ring_again.queue.name
+  where m.queue = notify_waiting.queue.name
     and m.state = 'waiting'
   order by m.priority desc, m.id
   limit 1;
-  return found and messages._ring(queue, v_first::text);
+  return found and notifyq.notify_queue(queue, v_first::text);
 end;
 $$;
 
-create or replace function messages.renotify()
+create or replace function notifyq.renotify()
   returns integer
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return (
     select count(*)::integer
     -- The offset keeps the planner from ringing before it sorts.
     from (select q from messages.queue as q order by q.name offset 0) as each (queue)
-    where messages._ring_again(each.queue)
+    where notifyq.notify_waiting(each.queue)
   );
 end;
 $$;
-comment on function messages.renotify() is
+comment on function notifyq.renotify() is
   'Ring once for each queue that has a message waiting and is not paused; return how many bells.';
 
 create or replace function messages.maintain()
-  returns messages.upkeep_report
+  returns messages.maintenance_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_fresh bigint := messages._fresh_low();
-  v_report messages.upkeep_report;
+  v_fresh bigint := notifyq.fresh_low();
+  v_report messages.maintenance_report;
 begin
   -- A row and no advisory lock: that any role of the database could hold for ever.
-  perform from messages.schema_version as s
-  where s.version = (select min(v.version) from messages.schema_version as v)
+  perform from notifyq.schema_version as s
+  where s.version = (select min(v.version) from notifyq.schema_version as v)
   for update skip locked;
   if not found then
     return null;
   end if;
-  perform messages._note_reached();
-  perform messages.fire_schedules();
-  v_report.reaped := messages.reap() + messages._reject_strays(1000);
-  perform messages._return_owned(1000);
-  perform messages._forget_keys(10000);
-  perform messages._sweep_dependencies(1000);
+  perform notifyq.note_reached();
+  perform notifyq.fire_schedules();
+  v_report.reaped := messages.reap() + notifyq.reject_orphans(1000);
+  perform notifyq.return_owned(1000);
+  perform notifyq.forget_keys(10000);
+  perform notifyq.sweep_dependencies(1000);
   v_report.staged := messages.stage_due();
   -- About twice a minute, as it reads all keys that are ahead of others.
   if random() < 0.03 then
-    perform messages._sweep_flow(10000);
-    perform messages._sweep_volatile(10000);
-    perform messages._forget_loads(100000);
-    perform messages._forget_workers(1000);
-    perform messages._forget_audit(10000);
+    perform notifyq.sweep_limit_keys(10000);
+    perform notifyq.sweep_unlogged(10000);
+    perform notifyq.forget_loads(100000);
+    perform notifyq.forget_workers(1000);
+    perform notifyq.forget_audit(10000);
   end if;
-  perform messages._skip_behind(100000, v_fresh);
-  perform messages._forward_into(null, 10000, v_fresh);
-  perform messages._tend_streams(v_fresh);
-  perform messages._sweep_loads(50000);
-  v_report.rung := messages.renotify();
-  perform messages._forget_receipts(20000);
-  v_report.partitions_made := messages._make_partitions();
+  perform notifyq.skip_behind(100000, v_fresh);
+  perform notifyq.forward_into(null, 10000, v_fresh);
+  perform notifyq.maintain_streams(v_fresh);
+  perform notifyq.sweep_loads(50000);
+  v_report.rung := notifyq.renotify();
+  perform notifyq.forget_receipts(20000);
+  v_report.partitions_made := notifyq.make_partitions();
   -- Last: who drops a day holds the archive until the commit.
-  perform messages._retain();
-  v_report.partitions_dropped := messages._drop_partitions();
+  perform notifyq.retain();
+  v_report.partitions_dropped := notifyq.drop_partitions();
   return v_report;
 end;
 $$;
@@ -170,7 +170,7 @@ comment on function messages.maintain() is
 
 -- Publishers that stay silent do not ask the registry, so a queue that is dropped while a worker
 -- attends it can be published into until that worker has noticed.
-create or replace function messages._reject_strays(quantity bigint)
+create or replace function notifyq.reject_orphans(quantity bigint)
   returns integer
   language plpgsql
   set enable_seqscan = off
@@ -205,17 +205,17 @@ begin
         and m.id = any (
           array(
             select w.id from messages.message as w
-            where w.state = 'waiting' and w.queue = v_queue limit _reject_strays.quantity
+            where w.state = 'waiting' and w.queue = v_queue limit reject_orphans.quantity
           ) || array(
             select w.id from messages.message as w
-            where w.state = 'scheduled' and w.queue = v_queue limit _reject_strays.quantity
+            where w.state = 'scheduled' and w.queue = v_queue limit reject_orphans.quantity
           )
         )
       order by m.id
       for update skip locked
     );
     v_rejected := v_rejected + cardinality(v_strays);
-    perform messages._archive(
+    perform notifyq.archive(
       array_agg(s.id), array_agg(s.lock_token),
       array_agg('rejected'::messages.message_status),
       array_agg(format('there is no queue %L any more', left(s.queue, 200))),
@@ -232,7 +232,7 @@ $$;
 -- was. Where a queue allows several attempts each such session had one, so that a message which
 -- ends its owners is dead in the end; with one it comes back however often, as in Q4M. The rows are
 -- read as of before the locks: a session takes its lock first.
-create or replace function messages._return_owned(quantity integer)
+create or replace function notifyq.return_owned(quantity integer)
   returns integer
   language plpgsql
   set enable_seqscan = off
@@ -244,10 +244,10 @@ declare
   v_owned messages.message[];
   v_why text := 'the session that owned it is gone';
 begin
-  if exists (select from messages.owner_session) then
+  if exists (select from notifyq.owner_session) then
     v_gone := array(
       select format('%s.%s', o.pid, o.number)
-      from messages.owner_session as o
+      from notifyq.owner_session as o
       where (o.pid, o.number) not in (
         select l.pid, l.objid::bigint
         from pg_locks as l
@@ -270,7 +270,7 @@ begin
     where m.state = 'locked'
       and m.lock_expires_at = 'infinity'
       and not exists (
-        select from messages.owner_session as o
+        select from notifyq.owner_session as o
         where format('%s.%s', o.pid, o.number) = substring(m.locked_by from '\d+\.\d+$')
           and format('%s.%s', o.pid, o.number) <> all (coalesce(v_gone, '{}'))
       )
@@ -278,21 +278,21 @@ begin
     limit quantity
     for update skip locked
   );
-  perform messages._retry(
+  perform notifyq.retry_locked(
     array_agg(o.id), array_agg(o.lock_token),
     array_agg(interval '0'), array_agg(v_why),
     array_agg('lock_expired'::messages.message_status)
   )
   from unnest(v_owned) as o
   join messages.queue as q on q.name = o.queue
-  where messages._attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) > 1;
-  perform messages._release(array_agg(o.id), array_agg(o.lock_token), null)
+  where notifyq.attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) > 1;
+  perform notifyq.release_locked(array_agg(o.id), array_agg(o.lock_token), null)
   from unnest(v_owned) as o
   left join messages.queue as q on q.name = o.queue
   where q.name is null
-    or messages._attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) = 1;
+    or notifyq.attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) = 1;
   -- Not while a message is left that another transaction holds: that may put it back.
-  delete from messages.owner_session as o
+  delete from notifyq.owner_session as o
   where format('%s.%s', o.pid, o.number) = any (v_gone)
     and not exists (
       select from messages.message as m
@@ -305,21 +305,21 @@ end;
 $$;
 
 -- The same for a session that found nothing, about once a second; whether something came back.
-create or replace function messages._return_gone()
+create or replace function notifyq.return_orphaned()
   returns boolean
   language plpgsql
   set enable_seqscan = off
 as $$
 declare
   v_looked bigint := nullif(current_setting('notifyq.owners_looked', true), '')::bigint;
-  v_now bigint := messages._ms(clock_timestamp());
+  v_now bigint := notifyq.epoch_ms(clock_timestamp());
 begin
   if v_now between v_looked and v_looked + 999
-    or not exists (select from messages.owner_session)
+    or not exists (select from notifyq.owner_session)
   then
     return false;
   end if;
   perform set_config('notifyq.owners_looked', v_now::text, false);
-  return messages._return_owned(1000) > 0;
+  return notifyq.return_owned(1000) > 0;
 end;
 $$;

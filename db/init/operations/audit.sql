@@ -2,7 +2,7 @@
 --
 -- raises: NQ003 invalid argument
 
-create or replace function messages.audit(
+create or replace function notifyq.note_audit(
   actor text,
   action text,
   subject text default '',
@@ -12,20 +12,20 @@ create or replace function messages.audit(
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_id bigint;
 begin
   if coalesce(actor, '') = '' or coalesce(action, '') !~ '^[a-z_]+([.][a-z_]+)*$' then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'an audit row needs an actor and an action', 'an action is like queue.pause'
     );
   end if;
   -- Cut, not refused: what is done shall not fail by how long its name is.
   insert into messages.audit (role, actor, action, subject, origin, details)
   values (
-    messages._caller(), left(actor, 200), left(action, 100), left(coalesce(subject, ''), 1000),
+    notifyq.calling_role(), left(actor, 200), left(action, 100), left(coalesce(subject, ''), 1000),
     left(origin, 200),
     case when octet_length(details::text) > 16384 then '{"too_long": true}' else details end
   )
@@ -33,7 +33,7 @@ begin
   return v_id;
 end;
 $$;
-comment on function messages.audit(text, text, text, jsonb, text) is
+comment on function notifyq.note_audit(text, text, text, jsonb, text) is
   'Note that a person did something, in the transaction that does it: actor is who was logged in, '
   'action like queue.pause, subject the name or id of what was touched, details counts and values '
   '(over 16 kB: left out), origin an address. The role of the database is noted beside. Returns '
@@ -51,14 +51,14 @@ create or replace function messages.audit_list(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set enable_sort = off
   set jit = off
 as $$
 begin
-  perform messages._check_quantity(audit_list.quantity, 10000);
+  perform notifyq.check_quantity(audit_list.quantity, 10000);
   return query
   select a.*
   from messages.audit as a
@@ -77,7 +77,7 @@ comment on function messages.audit_list(bigint, text, text, text, integer, times
   'What people have done, the latest first: before that id, by one actor, with one action or all '
   'of a kind (queue: queue.pause, queue.resume), to one subject, at since or later. Raises NQ003.';
 
-create or replace function messages._forget_audit(quantity integer)
+create or replace function notifyq.forget_audit(quantity integer)
   returns integer
   language plpgsql
   set enable_seqscan = off
@@ -91,7 +91,7 @@ begin
     from messages.audit as o
     where o.acted_at < now() - interval '400 days'
     order by o.acted_at
-    limit _forget_audit.quantity
+    limit forget_audit.quantity
   );
   get diagnostics v_removed = row_count;
   return v_removed;

@@ -3,7 +3,7 @@
 -- raises: NQ003 invalid argument
 
 -- The instant from which on the oldest of a queue waits: of each priority, the first in turn.
-create or replace function messages._waits_since(queue text)
+create or replace function notifyq.waits_since(queue text)
   returns timestamptz
   language sql
   stable
@@ -16,7 +16,7 @@ as $$
     (
       select m.priority, m.available_at, 1 as number
       from messages.message as m
-      where m.queue = _waits_since.queue and m.state = 'waiting'
+      where m.queue = waits_since.queue and m.state = 'waiting'
       order by m.priority desc, m.id
       limit 1
     )
@@ -26,7 +26,7 @@ as $$
     cross join lateral (
       select m.priority, m.available_at
       from messages.message as m
-      where m.queue = _waits_since.queue and m.state = 'waiting' and m.priority < f.priority
+      where m.queue = waits_since.queue and m.state = 'waiting' and m.priority < f.priority
       order by m.priority desc, m.id
       limit 1
     ) as n
@@ -37,7 +37,7 @@ $$;
 
 -- How many wait, or are scheduled, in queues that have too many to be counted: the server's own
 -- guess, shared out among them. It is renewed by each vacuum.
-create or replace function messages._guesses(
+create or replace function notifyq.estimate_counts(
   state text,
   among text[],
   counted bigint,
@@ -51,17 +51,17 @@ create or replace function messages._guesses(
 as $$
   with shares as (
     select a.name, coalesce(c._share, 0.001) as share
-    from unnest(_guesses.among) as a (name)
-    left join messages._common_values('message', 'queue') as c on c._value = a.name
+    from unnest(estimate_counts.among) as a (name)
+    left join notifyq.common_values('messages.message', 'queue') as c on c._value = a.name
   )
   select s.name, greatest(
     (
       select (
         c.reltuples * pg_relation_size(c.oid) / nullif(c.relpages::bigint * 8192, 0)
-        - _guesses.counted
+        - estimate_counts.counted
       )::bigint
       from pg_class as c
-      where c.oid = to_regclass('messages.message_' || _guesses.state || '_idx')
+      where c.oid = to_regclass('messages.message_' || estimate_counts.state || '_idx')
         and c.reltuples > 0
     ) * s.share / sum(s.share) over (), 0
   )::bigint
@@ -76,7 +76,7 @@ create or replace function messages.backlog(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set enable_sort = off
@@ -90,7 +90,7 @@ declare
   );
   v_most integer;
 begin
-  perform messages._check_quantity(backlog.most, 1000000);
+  perform notifyq.check_quantity(backlog.most, 1000000);
   -- Of many queues less is counted each, so that a call stays cheap.
   v_most := least(most, greatest(1000, 200000 / greatest(cardinality(v_queues), 1)));
   return query
@@ -108,7 +108,7 @@ begin
       from messages.message_archive as a
       where a.status <> 'success'
         and a.archived_at > v_now - interval '1 day'
-        and not exists (select from messages.redrive as r where r.archive_id = a.id)
+        and not exists (select from notifyq.redrive as r where r.archive_id = a.id)
       -- Each is a row somewhere in the archive.
       order by a.archived_at desc
       limit 2000
@@ -148,13 +148,13 @@ begin
     ) as o
     cross join lateral (
       select t.state, e._name as name, e._guess as guess
-      from messages._guesses(t.state, o.names, o.counted) as e
+      from notifyq.estimate_counts(t.state, o.names, o.counted) as e
     ) as g
   )
   select q.name, q.paused, greatest(c.waiting, w.guess), greatest(c.scheduled, s.guess),
     coalesce(l.locked, 0), coalesce(l.expired, 0), coalesce(d.dead, 0),
     c.waiting < v_most and c.scheduled < v_most,
-    messages._waits_since(q.name), l.oldest_at, c.next_at
+    notifyq.waits_since(q.name), l.oldest_at, c.next_at
   from counted as c
   join messages.queue as q on q.name = c.name
   left join beyond as w on w.state = 'waiting' and w.name = c.name
@@ -176,7 +176,7 @@ comment on function messages.backlog(text, integer) is
 -- Throughput: what was finished lately, by steps of time, for charts.
 
 -- Until when roll-ups have all that was archived, and of which lake; no row where none is sure.
-create or replace function messages._rolled_until(out _lake bigint, out _until timestamptz)
+create or replace function notifyq.rolled_until(out _lake bigint, out _until timestamptz)
   returns setof record
   language sql
   stable
@@ -184,13 +184,13 @@ as $$
   select p.lake,
     -- An export takes what its snapshot saw, which is some time before it was committed.
     date_trunc('hour', b.committed_at - interval '1 hour', 'UTC')
-  from messages.rollup_progress as p
-  join messages.lake_batch as b on b.id = p.batch
-  where (select count(*) from messages.rollup_progress as o) = 1;
+  from notifyq.rollup_progress as p
+  join notifyq.lake_batch as b on b.id = p.batch
+  where (select count(*) from notifyq.rollup_progress as o) = 1;
 $$;
 
 -- The rows of one stretch of time, counted; a null among them: there were more than most.
-create or replace function messages._finished(
+create or replace function notifyq.count_finished(
   queues text[],
   since timestamptz,
   until timestamptz,
@@ -251,7 +251,7 @@ create or replace function messages.throughput(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
 declare
@@ -276,10 +276,10 @@ declare
   v_left integer := most;
   v_rows messages.throughput_report[];
 begin
-  perform messages._check_quantity(throughput.most, 10000000);
-  perform messages._check_instant('since', v_since);
-  perform messages._check_instant('until', v_until);
-  perform messages._check_duration('step', v_step);
+  perform notifyq.check_quantity(throughput.most, 10000000);
+  perform notifyq.check_instant('since', v_since);
+  perform notifyq.check_instant('until', v_until);
+  perform notifyq.check_duration('step', v_step);
   v_step := coalesce(v_step, (
     select s.step
     from unnest('{5 s,10 s,30 s,1 min,2 min,5 min,10 min,15 min,30 min,1 h,3 h,6 h,1 day,7 days}'
@@ -291,18 +291,18 @@ begin
   if v_since >= v_until or v_step not between interval '1 second' and interval '1000 days'
     or extract(month from v_step) <> 0 or extract(year from v_step) <> 0
   then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'since is before until, and a step is from a second to 1000 days, without months',
       'null: as it fits'
     );
   elsif v_since + v_step * 2000 < v_until then
-    perform messages._invalid('more than 2000 steps', 'make the step longer, or the time shorter');
+    perform notifyq.raise_invalid('more than 2000 steps', 'make the step longer, or the time shorter');
   end if;
   v_since := date_bin(v_step, v_since, '2000-01-03 00:00+00');
   if v_step >= interval '1 hour' and date_trunc('hour', v_step) = v_step then
     select r._lake, date_bin(v_step, r._until, '2000-01-03 00:00+00')
     into v_lake, v_rolled
-    from messages._rolled_until() as r;
+    from notifyq.rolled_until() as r;
   end if;
   v_rolled := greatest(v_since, coalesce(v_rolled, v_since));
   -- From the newest on, each stretch longer than that before, until enough is read.
@@ -313,7 +313,7 @@ begin
       v_rolled
     );
     v_rows := array(
-      select f from messages._finished(v_queues, v_from, v_to, v_step, v_left, by_queue) as f
+      select f from notifyq.count_finished(v_queues, v_from, v_to, v_step, v_left, by_queue) as f
     );
     if v_rows[1].is_complete is false then
       exit when v_size = 1;
@@ -340,7 +340,7 @@ begin
     select s.bucket_at, s.queue, s.status, s.finished, s.wait_p50, s.wait_p95, s.wait_p99,
       s.run_p50, s.run_p95, s.run_p99, 'rollup', true
     from (values (true), (false)) as d (by_status)
-    cross join lateral messages.rollup_summary(
+    cross join lateral notifyq.rollup_summary(
       v_since, v_rolled, v_step,
       case when by_queue or throughput.queue is not null then '{queue}' else '{}' end::text[]
         || case when d.by_status then '{status}' else '{}' end::text[],

@@ -3,12 +3,12 @@
 -- raises: NQ003 invalid argument
 
 -- Of texts that are the same the fingerprint is made once: it costs more than all the rest.
-create or replace function messages._group_dead(
-  c messages.search_conditions,
+create or replace function notifyq.group_dead(
+  c notifyq.search_conditions,
   upto timestamptz,
   upto_id bigint,
   slice integer,
-  out _groups messages.dead_group[],
+  out _groups notifyq.dead_group[],
   out _looked bigint,
   out _at timestamptz,
   out _id bigint
@@ -36,7 +36,7 @@ begin
     where (c.queue is null or l.queue = c.queue)
       and (c.type is null or l.type = c.type)
       and (c.subscriber is null or l.subscriber = c.subscriber)
-      and not exists (select from messages.redrive as r where r.archive_id = l.id)
+      and not exists (select from notifyq.redrive as r where r.archive_id = l.id)
   ), same as materialized (
     -- A fingerprint tells no digits apart but 0, for 0x1: so texts that differ in them are one.
     select translate(
@@ -48,7 +48,7 @@ begin
     from wanted as w
     group by 1, w.queue, w.status
   ), lines as materialized (
-    select d.line, messages.error_fingerprint(d.line) as fingerprint
+    select d.line, notifyq.error_fingerprint(d.line) as fingerprint
     from (select distinct s.line from same as s) as d
   )
   select (select count(*) from looked), p.archived_at, p.id, array(
@@ -57,7 +57,7 @@ begin
         (array_agg(s.last_id order by s.last_at desc, s.last_id desc))[1],
         array_agg(distinct s.queue), array_agg(distinct s.status),
         (array_agg(s.sample order by s.last_at desc, s.last_id desc))[1]
-      )::messages.dead_group
+      )::notifyq.dead_group
       from same as s
       join lines as n on n.line = s.line
       group by n.fingerprint
@@ -68,11 +68,11 @@ end;
 $$;
 
 -- What nobody would read to its end is counted as one.
-create or replace function messages._merge_groups(
-  groups messages.dead_group[],
-  more messages.dead_group[]
+create or replace function notifyq.merge_groups(
+  groups notifyq.dead_group[],
+  more notifyq.dead_group[]
 )
-  returns messages.dead_group[]
+  returns notifyq.dead_group[]
   language sql
   stable
   set jit = off
@@ -101,7 +101,7 @@ as $$
     array_agg(
       row(
         o.name, o.dead, o.first_at, o.last_at, o.last_id, o.queues, o.statuses, o.sample
-      )::messages.dead_group
+      )::notifyq.dead_group
     ), '{}'
   )
   from (
@@ -117,21 +117,21 @@ as $$
   ) as o;
 $$;
 
-create or replace function messages.dead_groups(
+create or replace function notifyq.dead_groups(
   conditions jsonb default '{}',
   quantity integer default 50,
   before_at timestamptz default null,
   before_id bigint default null,
   budget interval default '1 second'
 )
-  returns setof messages.dead_group
+  returns setof notifyq.dead_group
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  c messages.search_conditions := messages._conditions(conditions, array['dead']);
+  c notifyq.search_conditions := notifyq.parse_conditions(conditions, array['dead']);
   v_end timestamptz;
   v_at timestamptz := least(
     coalesce(before_at, 'infinity'), coalesce(c.until_at - interval '1 microsecond', 'infinity')
@@ -139,23 +139,23 @@ declare
   v_id bigint := coalesce(before_id, 9223372036854775807);
   v_slice integer := 1000;
   v_step record;
-  v_groups messages.dead_group[] := array[]::messages.dead_group[];
-  v_last messages.dead_group;
+  v_groups notifyq.dead_group[] := array[]::notifyq.dead_group[];
+  v_last notifyq.dead_group;
 begin
-  perform messages._check_quantity(dead_groups.quantity, 2000);
-  perform messages._check_duration('budget', dead_groups.budget);
+  perform notifyq.check_quantity(dead_groups.quantity, 2000);
+  perform notifyq.check_duration('budget', dead_groups.budget);
   v_end := clock_timestamp() + dead_groups.budget;
   if coalesce(c.key, c.dedup_key, c.worker, c.error, c.fingerprint, c.payload::text) is not null
   then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'groups go by queue, subscriber, type, since and until',
       'to look into one of them, search_archive() takes its fingerprint and more'
     );
   end if;
   v_last.dead := 0;
   loop
-    v_step := messages._group_dead(c, v_at, v_id, v_slice);
-    v_groups := messages._merge_groups(v_groups, v_step._groups);
+    v_step := notifyq.group_dead(c, v_at, v_id, v_slice);
+    v_groups := notifyq.merge_groups(v_groups, v_step._groups);
     v_last.dead := v_last.dead + coalesce(v_step._looked, 0);
     if coalesce(v_step._looked, 0) < v_slice then
       v_last.first_at := null;
@@ -177,7 +177,7 @@ begin
   return next v_last;
 end;
 $$;
-comment on function messages.dead_groups(
+comment on function notifyq.dead_groups(
   jsonb, integer, timestamptz, bigint, interval
 ) is
   'Dead messages that were not published again, grouped by the fingerprints of their errors, the '
@@ -193,7 +193,7 @@ comment on function messages.dead_groups(
 -- of them until its end, and whoever waits for it would not know how far it is.
 
 -- From the oldest up, so that messages keep their order when they are published again.
-create or replace function messages._find_dead(
+create or replace function notifyq.find_dead(
   conditions jsonb,
   quantity integer,
   place_at timestamptz,
@@ -210,13 +210,13 @@ create or replace function messages._find_dead(
   set enable_mergejoin = off
 as $$
 declare
-  c messages.search_conditions := messages._conditions(
+  c notifyq.search_conditions := notifyq.parse_conditions(
     conditions, array['dead', 'rejected', 'failed', 'lock_expired']
   );
 begin
-  perform messages._check_quantity(_find_dead.quantity, 100000);
+  perform notifyq.check_quantity(find_dead.quantity, 100000);
   if c.until_at is null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'say until when: what dies from then on is left out',
       'else a message that dies again would be published again and again'
     );
@@ -224,15 +224,15 @@ begin
   c.state := coalesce(c.state, 'dead');
   select f._ids, f._at, f._id
   into _ids, _at, _id
-  from messages._search_archive(c, quantity, place_at, place_id, budget, true) as f;
+  from notifyq.search_archive_step(c, quantity, place_at, place_id, budget, true) as f;
   _ids := array(
     select u.id from unnest(_ids) as u (id)
-    where not exists (select from messages.redrive as r where r.archive_id = u.id)
+    where not exists (select from notifyq.redrive as r where r.archive_id = u.id)
   );
 end;
 $$;
 
-create or replace function messages._step(found bigint[], done bigint, at timestamptz, id bigint)
+create or replace function notifyq.step_result(found bigint[], done bigint, at timestamptz, id bigint)
   returns messages.step_report
   language sql
   immutable
@@ -240,7 +240,7 @@ as $$
   select cardinality(found)::bigint, done, at, id, at is null;
 $$;
 
-create or replace function messages.dead_matching(
+create or replace function notifyq.count_dead_matching(
   conditions jsonb,
   quantity integer default 10000,
   place_at timestamptz default null,
@@ -251,16 +251,16 @@ create or replace function messages.dead_matching(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return (
-    select messages._step(f._ids, 0, f._at, f._id)
-    from messages._find_dead(conditions, quantity, place_at, place_id, budget) as f
+    select notifyq.step_result(f._ids, 0, f._at, f._id)
+    from notifyq.find_dead(conditions, quantity, place_at, place_id, budget) as f
   );
 end;
 $$;
-comment on function messages.dead_matching(
+comment on function notifyq.count_dead_matching(
   jsonb, integer, timestamptz, bigint, interval
 ) is
   'How many dead messages dead_retry_matching() or dead_delete_matching() would find with these '
@@ -277,7 +277,7 @@ create or replace function messages.dead_retry_matching(
   returns messages.step_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -289,7 +289,7 @@ declare
 begin
   select f._ids, f._at, f._id
   into v_found, v_at, v_id
-  from messages._find_dead(conditions, quantity, place_at, place_id, budget) as f;
+  from notifyq.find_dead(conditions, quantity, place_at, place_id, budget) as f;
   -- What was dropped is passed over, else its messages would stop all the others.
   v_ids := array(
     select a.id
@@ -307,7 +307,7 @@ begin
       )
     order by a.id
   );
-  return messages._step(
+  return notifyq.step_result(
     v_found, (select count(*) from messages.dead_retry(variadic v_ids)), v_at, v_id
   );
 end;
@@ -331,7 +331,7 @@ create or replace function messages.dead_delete_matching(
   returns messages.step_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_found bigint[];
@@ -340,8 +340,8 @@ declare
 begin
   select f._ids, f._at, f._id
   into v_found, v_at, v_id
-  from messages._find_dead(conditions, quantity, place_at, place_id, budget) as f;
-  return messages._step(v_found, messages.dead_delete(variadic v_found), v_at, v_id);
+  from notifyq.find_dead(conditions, quantity, place_at, place_id, budget) as f;
+  return notifyq.step_result(v_found, messages.dead_delete(variadic v_found), v_at, v_id);
 end;
 $$;
 comment on function messages.dead_delete_matching(

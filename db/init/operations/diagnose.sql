@@ -1,7 +1,7 @@
 -- Doctor: what is wrong with an install, and for how long something has waited for attention.
 
 -- What an install must have and does not, one text for each; empty for a whole one.
-create or replace function messages._missing()
+create or replace function notifyq.missing_objects()
   returns text[]
   language plpgsql
   stable
@@ -37,24 +37,25 @@ begin
     union all
     select 'index ' || i.name
     from (
-      values ('message_waiting_idx'), ('message_scheduled_idx'), ('message_locked_idx'),
-        ('message_dedup_key_uq'), ('message_key_waiting_idx'), ('message_key_idx'),
-        ('message_archive_xid_idx'), ('redrive_archive_id_pk')
+      values ('messages.message_waiting_idx'), ('messages.message_scheduled_idx'),
+        ('messages.message_locked_idx'), ('messages.message_dedup_key_uq'),
+        ('messages.message_key_waiting_idx'), ('messages.message_key_idx'),
+        ('messages.message_archive_xid_idx'), ('notifyq.redrive_archive_id_pk')
     ) as i (name)
     where not exists (
       select from pg_index as x
-      where x.indexrelid = to_regclass('messages.' || i.name) and x.indisvalid
+      where x.indexrelid = to_regclass(i.name) and x.indisvalid
     )
     union all
     select 'an archive partition for today'
     where to_regclass(
-      'messages.' || messages._partition_name((clock_timestamp() at time zone 'UTC')::date)
+      'notifyq.' || notifyq.partition_name((clock_timestamp() at time zone 'UTC')::date)
     ) is null
   );
 end;
 $$;
 
-create or replace function messages.diagnose(
+create or replace function notifyq.diagnose(
   out missing text[],
   out is_foreign boolean,
   out expired_for interval,
@@ -66,15 +67,15 @@ create or replace function messages.diagnose(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
 begin
-  missing := messages._missing();
-  is_foreign := messages._is_foreign(messages._here());
+  missing := notifyq.missing_objects();
+  is_foreign := notifyq.is_foreign(notifyq.current_origin());
   expired_for := (
     select v_now - min(m.lock_expires_at)
     from messages.message as m
@@ -101,10 +102,10 @@ begin
     limit 1
   ) as s on true
   where not q.paused;
-  misplaced := (select count(*) from messages.message_archive_default);
+  misplaced := (select count(*) from notifyq.message_archive_default);
 end;
 $$;
-comment on function messages.diagnose() is
+comment on function notifyq.diagnose() is
   'What `notifyq doctor` looks at: missing, the triggers, indexes and partitions that an install '
   'must have and this one does not; is_foreign, whether it came from another server and has not '
   'been adopted; for how long the oldest lock that nobody has ended is expired '

@@ -6,7 +6,7 @@ create or replace function messages.cron_entries()
   returns setof messages.cron_report
   language plpgsql
   stable
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   -- By its oid: whoever may not use the schema may not look up a table in it either.
@@ -41,23 +41,23 @@ comment on function messages.cron_entries() is
   'ended said, and how many failed within an hour. No row without pg_cron, or without the right to '
   'look at it.';
 
-create or replace function messages.bells()
+create or replace function notifyq.notification_counters()
   returns setof messages.figure
   language sql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
   select f.name, f.channel, coalesce(pg_sequence_last_value(f.sequence), 0), f.unit
   from (
     values
-      ('bells_sent', 'new_message', 'messages.message_bell_seq'::regclass, 'bells'),
-      ('bells_sent', 'new_event', 'messages.event_bell_seq', 'bells'),
+      ('bells_sent', 'new_message', 'notifyq.message_notification_seq'::regclass, 'bells'),
+      ('bells_sent', 'new_event', 'notifyq.event_notification_seq', 'bells'),
       ('published', 'new_message', 'messages.message_id_seq', 'messages'),
       ('published', 'new_event', 'messages.event_id_seq', 'events')
   ) as f (name, channel, sequence, unit);
 $$;
-comment on function messages.bells() is
+comment on function notifyq.notification_counters() is
   'By channel, new_message for queues and new_event for streams: how many bells were rung since '
   'the schema was installed (bells_sent), also by the upkeep and by workers that call others, and '
   'how many messages or events were given an id (published). The difference is what was published '
@@ -68,16 +68,16 @@ create or replace function messages.health()
   returns setof messages.figure
   language plpgsql
   stable
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
 begin
   return query
-  select f.name, f.subject, f.value, f.unit from messages.sizes() as f
+  select f.name, f.subject, f.value, f.unit from notifyq.table_sizes() as f
   union all
-  select f.name, f.subject, f.value, f.unit from messages.bells() as f
+  select f.name, f.subject, f.value, f.unit from notifyq.notification_counters() as f
   union all
   select 'xmin_age', h.cause, max(h.xmin_age)::double precision, 'transactions'
   from messages.holders(1000) as h
@@ -111,7 +111,7 @@ begin
       ) as workers
     from pg_stat_activity as a
   ) as c
-  cross join messages.diagnose() as d
+  cross join notifyq.diagnose() as d
   cross join lateral (
     values
       ('connections', c.used, 'sessions'),
@@ -154,12 +154,12 @@ begin
 end;
 $$;
 comment on function messages.health() is
-  'Numbers by which an installation is watched, each with its unit: those of messages.sizes() and '
-  'messages.bells(); by cause, how many transactions old the oldest snapshot is that '
+  'Numbers by which an installation is watched, each with its unit: those of notifyq.table_sizes() and '
+  'notifyq.notification_counters(); by cause, how many transactions old the oldest snapshot is that '
   'messages.holders() tells of (xmin_age); how many sessions wait for locks and how long, in '
   'seconds, the longest wait, transaction, and idle transaction is, as messages.activity() tells; '
   'connections and how many there may be; sessions of workers; how full the notifications are '
-  '(notify_queue, 0 to 1); what messages.diagnose() finds; the size of the database; how many '
+  '(notify_queue, 0 to 1); what notifyq.diagnose() finds; the size of the database; how many '
   'transactions ago it was frozen; how much WAL each replication slot keeps; and for each entry of '
   'pg_cron how long ago its last run was and how many failed within an hour. Sessions of other '
   'users count for members of pg_read_all_stats only.';
@@ -167,12 +167,12 @@ comment on function messages.health() is
 -- Sizes: how large the tables are, and how well kept.
 
 -- The tables of the schema, those of days and of segments counted together.
-create or replace function messages.sizes()
+create or replace function notifyq.table_sizes()
   returns setof messages.figure
   language sql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
   with tables as materialized (
@@ -190,7 +190,7 @@ as $$
     from pg_class as c
     left join pg_inherits as i on i.inhrelid = c.oid
     left join pg_class as p on p.oid = i.inhparent
-    where c.relnamespace = 'messages'::regnamespace and c.relkind = 'r'
+    where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and c.relkind = 'r'
   ), sums as materialized (
     select t.subject, sum(t.bytes) as bytes, sum(t.index_bytes) as index_bytes,
       sum(s.n_live_tup) as live, sum(s.n_dead_tup) as dead,
@@ -218,7 +218,7 @@ as $$
   cross join lateral (
     select sum(s.avg_width * (1 - s.null_frac)) as width
     from pg_stats as s
-    where s.schemaname = 'messages' and s.tablename = t.subject and not s.inherited
+    where s.schemaname in ('messages', 'notifyq') and s.tablename = t.subject and not s.inherited
   ) as w
   where t.subject in ('message', 'message_volatile') and t.heap_bytes > 0 and w.width is not null
   union all
@@ -238,7 +238,7 @@ as $$
   cross join lateral (values ('partitions', d.days), ('partitions_ahead', d.ahead))
     as f (name, value);
 $$;
-comment on function messages.sizes() is
+comment on function notifyq.table_sizes() is
   'Numbers of the tables that grow, the others counted as one: table_bytes with TOAST, '
   'index_bytes, live_rows and dead_rows as the server last counted them, vacuum_age and '
   'analyze_age in seconds since either was done (not of tables by day), bloat, the part of a table '

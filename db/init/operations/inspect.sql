@@ -7,7 +7,7 @@ create or replace function messages.queue_info(queue text default null)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
@@ -33,7 +33,7 @@ begin
     v._finished, v._dropped, q.retention_dead
   from messages.queue as q
   left join counted as c on c.queue = q.name
-  left join lateral messages._volatile_count(q.name) as v on not q.durable
+  left join lateral notifyq.count_unlogged(q.name) as v on not q.durable
   where queue_info.queue is null or q.name = queue_info.queue
   order by q.name;
 end;
@@ -51,10 +51,10 @@ create or replace function messages.message_list(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform messages._check_quantity(message_list.quantity, 10000);
+  perform notifyq.check_quantity(message_list.quantity, 10000);
   return query
   select m.*
   from messages.message as m
@@ -72,7 +72,7 @@ create or replace function messages.message_find(id bigint)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query select m.* from messages.message as m where m.id = message_find.id;
@@ -85,13 +85,13 @@ create or replace function messages.archive_find(id bigint)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
 declare
   -- Who reads may read all; a worker, what it may consume.
   v_barred text[] := case
-    when messages._has_role('notifyq_reader') then '{}' else messages._barred_queues() end;
+    when notifyq.has_role('notifyq_reader') then '{}' else notifyq.barred_queues() end;
 begin
   return query
   select a.*
@@ -112,7 +112,7 @@ create or replace function messages.archive_summary(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
@@ -143,11 +143,11 @@ create or replace function messages.dead_since(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform messages._check_origin(messages._here());
-  perform messages._check_ahead(dead_since.seen);
+  perform notifyq.check_origin(notifyq.current_origin());
+  perform notifyq.check_not_ahead(dead_since.seen);
   return query
   select d.*
   from messages.dead_message as d
@@ -168,18 +168,18 @@ comment on function messages.dead_since(pg_snapshot, text, text) is
 
 -- Queue list: the policy of queues, without counting what is in them.
 
-create or replace function messages.queue_list(queue text default null)
+create or replace function notifyq.queue_list(queue text default null)
   returns setof messages.queue
   language sql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
   select q.*
   from messages.queue as q
   where queue_list.queue is null or q.name = queue_list.queue
   order by q.name;
 $$;
-comment on function messages.queue_list(text) is
+comment on function notifyq.queue_list(text) is
   'Policy of each queue, or of one: what queue_info() tells without the counts, which cost more '
   'the more there is.';

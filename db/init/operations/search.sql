@@ -2,8 +2,8 @@
 --
 -- raises: NQ003 invalid argument, NQ001 queue not found
 
-create or replace function messages._conditions(conditions jsonb, states text[])
-  returns messages.search_conditions
+create or replace function notifyq.parse_conditions(conditions jsonb, states text[])
+  returns notifyq.search_conditions
   language plpgsql
   stable
 as $$
@@ -13,45 +13,45 @@ declare
     'payload', 'since', 'until'
   ];
   v_name text;
-  v_found messages.search_conditions;
+  v_found notifyq.search_conditions;
 begin
   if jsonb_typeof(coalesce(conditions, '{}')) <> 'object' then
-    perform messages._invalid('conditions must be a JSON object');
+    perform notifyq.raise_invalid('conditions must be a JSON object');
   end if;
   select k.name into v_name
   from jsonb_object_keys(coalesce(conditions, '{}')) as k (name)
   where k.name <> all (v_known)
   limit 1;
   if found then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('a search knows no condition %L', left(v_name, 100)),
       'there are ' || array_to_string(v_known, ', ')
     );
   end if;
   begin
     v_found := jsonb_populate_record(
-      null::messages.search_conditions,
+      null::notifyq.search_conditions,
       coalesce(conditions, '{}') || jsonb_build_object(
         'since_at', conditions -> 'since', 'until_at', conditions -> 'until'
       )
     );
   exception
     when data_exception or syntax_error then
-      perform messages._invalid(
+      perform notifyq.raise_invalid(
         format('a condition cannot be understood: %s', left(sqlerrm, 300)),
         'since and until are instants, payload is a JSON path like $.amount > 100'
       );
   end;
   if v_found.state <> all (states) then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('there is no state %L to look for here', left(v_found.state, 100)),
       'there are ' || array_to_string(states, ', ')
     );
   end if;
   if v_found.payload is not null then
-    perform messages._check_filter(v_found.payload);
+    perform notifyq.check_filter(v_found.payload);
     if regexp_replace(v_found.payload::text, '(?<!\$)"(?:[^"\\]|\\.)*"', '', 'g') ~ '\$"' then
-      perform messages._invalid(
+      perform notifyq.raise_invalid(
         'a search knows no variables', '$ is the payload; the rest has conditions of its own'
       );
     end if;
@@ -61,7 +61,7 @@ end;
 $$;
 
 -- With instants an operator would not do: it compares none of them with dates.
-create or replace function messages._payload_matches(message jsonb, path jsonpath)
+create or replace function notifyq.payload_matches(message jsonb, path jsonpath)
   returns boolean
   language sql
   stable
@@ -71,7 +71,7 @@ as $$
 $$;
 
 -- A page shows payloads that take no room, and asks for others one by one.
-create or replace function messages._short(message jsonb)
+create or replace function notifyq.shorten_payload(message jsonb)
   returns jsonb
   language sql
   immutable
@@ -82,7 +82,7 @@ $$;
 -- Search live: messages that are not finished, by what a person knows of them.
 
 -- Where the conditions leave few messages, as an index tells: their ids. Null: there are many.
-create or replace function messages._few_live(c messages.search_conditions)
+create or replace function notifyq.few_live_ids(c notifyq.search_conditions)
   returns bigint[]
   language plpgsql
   stable
@@ -132,17 +132,17 @@ begin
 end;
 $$;
 
-create or replace function messages.search_live(
+create or replace function notifyq.search_live(
   conditions jsonb default '{}',
   quantity integer default 50,
   before_id bigint default null,
   budget interval default '500 milliseconds'
 )
-  returns setof messages.found_message
+  returns setof notifyq.found_message
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set enable_hashjoin = off
@@ -150,7 +150,7 @@ create or replace function messages.search_live(
   set jit = off
 as $$
 declare
-  c messages.search_conditions := messages._conditions(
+  c notifyq.search_conditions := notifyq.parse_conditions(
     conditions, array['waiting', 'scheduled', 'blocked', 'locked']
   );
   v_end timestamptz;
@@ -163,12 +163,12 @@ declare
   v_found bigint[];
   v_last bigint;
   v_ids bigint[] := array[]::bigint[];
-  v_more messages.found_message;
+  v_more notifyq.found_message;
 begin
-  perform messages._check_quantity(search_live.quantity, 1000);
-  perform messages._check_duration('budget', search_live.budget);
+  perform notifyq.check_quantity(search_live.quantity, 1000);
+  perform notifyq.check_duration('budget', search_live.budget);
   v_end := clock_timestamp() + search_live.budget;
-  v_few := messages._few_live(c);
+  v_few := notifyq.few_live_ids(c);
   v_path := case
     when v_few is not null then 'few' when c.queue is null or c.key is null then 'id' else 'key'
   end;
@@ -184,7 +184,7 @@ begin
       (
         select m.* from messages.message as m
         where v_path = 'key'
-          and messages._lane(m.queue, m.key) = messages._lane(c.queue, c.key)
+          and notifyq.key_hash(m.queue, m.key) = notifyq.key_hash(c.queue, c.key)
           and m.id < v_before
         order by m.id desc limit v_slice
       )
@@ -214,12 +214,12 @@ begin
           and (c.error is null or strpos(lower(l.details), lower(c.error)) > 0)
           and (
             c.fingerprint is null
-            or l.details is not null and messages.error_fingerprint(l.details) = c.fingerprint
+            or l.details is not null and notifyq.error_fingerprint(l.details) = c.fingerprint
           )
           and (
             c.payload is null
             or case when v_is_plain then l.message @@ c.payload
-              else messages._payload_matches(l.message, c.payload) end
+              else notifyq.payload_matches(l.message, c.payload) end
           )
         order by l.id desc
         limit search_live.quantity - cardinality(v_ids)
@@ -239,7 +239,7 @@ begin
   select m.id, m.queue, case when m.blockers is null then m.state::text else 'blocked' end,
     m.created_at, m.available_at, m.locked_at, m.lock_expires_at, null::timestamptz, m.priority,
     m.attempts, m.type, m.key, coalesce(m.dedup_key, m.given_up_key), m.locked_by, null::text,
-    null::bigint, null::bigint, left(m.details, 1000), messages._short(m.message)
+    null::bigint, null::bigint, left(m.details, 1000), notifyq.shorten_payload(m.message)
   from unnest(v_ids) with ordinality as u (id, position)
   cross join lateral (
     select o.* from messages.message as o where o.id = u.id offset 0
@@ -252,7 +252,7 @@ begin
   end if;
 end;
 $$;
-comment on function messages.search_live(jsonb, integer, bigint, interval) is
+comment on function notifyq.search_live(jsonb, integer, bigint, interval) is
   'Live messages for which all conditions hold, the newest first, from before_id down (null: the '
   'newest there is): a JSON object of state (waiting, scheduled, blocked or locked), queue, type, '
   'key, dedup_key, worker (how its name begins), error (a part of details), fingerprint, payload '
@@ -262,26 +262,26 @@ comment on function messages.search_live(jsonb, integer, bigint, interval) is
 
 -- Relatives: what a message has to do with others; and make one due that is for later.
 
-create or replace function messages._state_of(id bigint)
-  returns messages.relative_report
+create or replace function notifyq.message_state_of(id bigint)
+  returns notifyq.relative_report
   language plpgsql
   stable
   set enable_seqscan = off
   set jit = off
 as $$
 declare
-  v_state messages.relative_report;
+  v_state notifyq.relative_report;
 begin
-  v_state.id := _state_of.id;
+  v_state.id := message_state_of.id;
   select m.queue, case when m.blockers is null then m.state::text else 'blocked' end
   into v_state.queue, v_state.state
   from messages.message as m
-  where m.id = _state_of.id;
+  where m.id = message_state_of.id;
   if not found then
     select a.queue, a.status::text, a.archived_at
     into v_state.queue, v_state.state, v_state.happened_at
     from messages.message_archive as a
-    where a.id = _state_of.id
+    where a.id = message_state_of.id
     order by a.archived_at desc
     limit 1;
   end if;
@@ -289,12 +289,12 @@ begin
 end;
 $$;
 
-create or replace function messages.relatives(id bigint, quantity integer default 100)
-  returns setof messages.relative_report
+create or replace function notifyq.message_relatives(id bigint, quantity integer default 100)
+  returns setof notifyq.relative_report
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -302,45 +302,45 @@ declare
   v_kind text;
   v_id bigint;
   v_at timestamptz;
-  v_state messages.relative_report;
+  v_state notifyq.relative_report;
 begin
-  perform messages._check_quantity(relatives.quantity, 10000);
+  perform notifyq.check_quantity(message_relatives.quantity, 10000);
   for v_kind, v_id, v_at in
     (
       select 'after', d.after_id, null::timestamptz
-      from messages.dependency as d
-      where d.message_id = relatives.id
-      order by d.position limit relatives.quantity
+      from notifyq.dependency as d
+      where d.message_id = message_relatives.id
+      order by d.position limit message_relatives.quantity
     )
     union all
     (
       select 'before', d.message_id, null
-      from messages.dependency as d
-      where d.after_id = relatives.id
-      order by d.message_id limit relatives.quantity
+      from notifyq.dependency as d
+      where d.after_id = message_relatives.id
+      order by d.message_id limit message_relatives.quantity
     )
     union all
     (
       select 'retried_as', r.message_id, r.redriven_at
-      from messages.redrive as r
-      where r.archive_id = relatives.id
+      from notifyq.redrive as r
+      where r.archive_id = message_relatives.id
     )
     union all
     (
       select 'retry_of', r.archive_id, r.redriven_at
-      from messages.redrive as r
-      where r.message_id = relatives.id
-      order by r.archive_id desc limit relatives.quantity
+      from notifyq.redrive as r
+      where r.message_id = message_relatives.id
+      order by r.archive_id desc limit message_relatives.quantity
     )
   loop
-    v_state := messages._state_of(v_id);
+    v_state := notifyq.message_state_of(v_id);
     v_state.kind := v_kind;
     v_state.happened_at := coalesce(v_at, v_state.happened_at);
     return next v_state;
   end loop;
 end;
 $$;
-comment on function messages.relatives(bigint, integer) is
+comment on function notifyq.message_relatives(bigint, integer) is
   'Messages that have to do with this one, up to quantity of each kind: those that it runs after '
   '(after) and that run after it (before), and as which it was published again (retried_as) or '
   'of which dead one it is the repetition (retry_of). state and queue are null where nothing of it '
@@ -350,7 +350,7 @@ create or replace function messages.run_now(id bigint)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -366,7 +366,7 @@ begin
   if not found then
     return false;
   end if;
-  perform messages._ring(messages._queue(v_name), run_now.id::text);
+  perform notifyq.notify_queue(notifyq.find_queue(v_name), run_now.id::text);
   return true;
 end;
 $$;

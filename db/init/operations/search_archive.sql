@@ -3,8 +3,8 @@
 -- raises: NQ003 invalid argument
 
 -- All queues that the archive has messages of, by a look into the index for each. Not as
--- _queues_of() does it, whose text is planned anew each time: over all days that costs the most.
-create or replace function messages._archived_queues()
+-- queues_of() does it, whose text is planned anew each time: over all days that costs the most.
+create or replace function notifyq.archived_queues()
   returns text[]
   language plpgsql
   stable
@@ -32,7 +32,7 @@ $$;
 
 -- No index has all queues by time alone, and finishing would have to pay for it. So the time before
 -- upto is cut off that has about as many messages as wanted: what begins from _from on.
-create or replace function messages._archive_window(
+create or replace function notifyq.search_window(
   queues text[],
   upto timestamptz,
   oldest timestamptz,
@@ -85,8 +85,8 @@ $$;
 
 -- The keys of what is found, in the order of the search, and where it stopped. _at null: it is
 -- over. From the latest down, or with is_ascending from the oldest up, which is for dead ones only.
-create or replace function messages._search_archive(
-  c messages.search_conditions,
+create or replace function notifyq.search_archive_step(
+  c notifyq.search_conditions,
   quantity integer,
   place_at timestamptz,
   place_id bigint,
@@ -130,7 +130,7 @@ declare
   v_found_at timestamptz[];
   v_left integer;
 begin
-  perform messages._check_duration('budget', budget);
+  perform notifyq.check_duration('budget', budget);
   v_end := clock_timestamp() + budget;
   _ids := '{}';
   _times := '{}';
@@ -142,7 +142,7 @@ begin
   end if;
   if v_path = 'window' then
     v_queues := case
-      when c.queue is null then messages._archived_queues() else array[c.queue] end;
+      when c.queue is null then notifyq.archived_queues() else array[c.queue] end;
     if v_queues = '{}' then
       return;
     end if;
@@ -159,7 +159,7 @@ begin
     v_from := v_low;
     if v_path = 'window' then
       select w.width, w._from into v_width, v_from
-      from messages._archive_window(v_queues, v_high, v_low, v_slice, v_width) as w;
+      from notifyq.search_window(v_queues, v_high, v_low, v_slice, v_width) as w;
     end if;
     v_left := quantity - cardinality(_ids);
     -- One of the paths runs.
@@ -205,7 +205,7 @@ begin
           c.state is null
           or case c.state
             when 'dead' then not exists (
-              select from messages.redrive as r where r.archive_id = l.id
+              select from notifyq.redrive as r where r.archive_id = l.id
             )
             else l.status::text = c.state
           end
@@ -220,12 +220,12 @@ begin
         and (
           c.fingerprint is null
           or coalesce(ltrim(l.details, e' \t\r\n\f\v'), '') ^@ v_begin
-          and messages.error_fingerprint(l.details) = c.fingerprint
+          and notifyq.error_fingerprint(l.details) = c.fingerprint
         )
         and (
           c.payload is null
           or case when v_is_plain then l.message @@ c.payload
-            else messages._payload_matches(l.message, c.payload) end
+            else notifyq.payload_matches(l.message, c.payload) end
         )
       order by case when is_ascending then l.archived_at end, case when is_ascending then l.id end,
         l.archived_at desc, l.id desc
@@ -273,18 +273,18 @@ $$;
 
 -- Search archive: finished messages, by what a person knows of them.
 
-create or replace function messages.search_archive(
+create or replace function notifyq.search_archive(
   conditions jsonb default '{}',
   quantity integer default 50,
   before_at timestamptz default null,
   before_id bigint default null,
   budget interval default '500 milliseconds'
 )
-  returns setof messages.found_message
+  returns setof notifyq.found_message
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set enable_hashjoin = off
@@ -293,11 +293,11 @@ create or replace function messages.search_archive(
 as $$
 declare
   v_found record;
-  v_more messages.found_message;
+  v_more notifyq.found_message;
 begin
-  perform messages._check_quantity(search_archive.quantity, 1000);
-  v_found := messages._search_archive(
-    messages._conditions(
+  perform notifyq.check_quantity(search_archive.quantity, 1000);
+  v_found := notifyq.search_archive_step(
+    notifyq.parse_conditions(
       conditions, array['success', 'rejected', 'failed', 'lock_expired', 'dead']
     ),
     quantity, before_at, before_id, budget, false
@@ -306,8 +306,8 @@ begin
   select a.id, a.queue, a.status::text, a.created_at, a.available_at, a.locked_at,
     null::timestamptz, a.archived_at, a.priority, a.attempts, a.type, a.key, a.dedup_key,
     a.handled_by, a.subscriber, a.event_id,
-    (select r.message_id from messages.redrive as r where r.archive_id = a.id),
-    left(a.details, 1000), messages._short(a.message)
+    (select r.message_id from notifyq.redrive as r where r.archive_id = a.id),
+    left(a.details, 1000), notifyq.shorten_payload(a.message)
   from unnest(v_found._ids, v_found._times) with ordinality as u (id, archived_at, position)
   cross join lateral (
     select o.* from messages.message_archive as o
@@ -324,7 +324,7 @@ begin
   end if;
 end;
 $$;
-comment on function messages.search_archive(
+comment on function notifyq.search_archive(
   jsonb, integer, timestamptz, bigint, interval
 ) is
   'Finished messages for which all conditions hold, the latest first, from before_at and before_id '

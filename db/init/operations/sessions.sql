@@ -2,7 +2,7 @@
 --
 -- raises: NQ003 invalid argument
 
-create or replace function messages.note_worker(
+create or replace function notifyq.worker_heartbeat(
   worker text,
   queues text[] default '{}',
   streams text[] default '{}',
@@ -16,22 +16,22 @@ create or replace function messages.note_worker(
   returns void
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   if coalesce(array_ndims(queues), 1) > 1 or coalesce(array_ndims(streams), 1) > 1
     or array_position(array_cat(queues, streams), null) is not null
   then
-    perform messages._invalid('queues and streams must be lists of names');
+    perform notifyq.raise_invalid('queues and streams must be lists of names');
   end if;
-  insert into messages.worker as w (
+  insert into notifyq.worker as w (
     name, started_at, session_pid, pid, concurrency, running, is_stopping, host, version, queues,
     streams
   )
   values (
-    note_worker.worker, clock_timestamp(), pg_backend_pid(), note_worker.pid,
-    note_worker.concurrency, note_worker.running, note_worker.is_stopping, note_worker.host,
-    note_worker.version, note_worker.queues, note_worker.streams
+    worker_heartbeat.worker, clock_timestamp(), pg_backend_pid(), worker_heartbeat.pid,
+    worker_heartbeat.concurrency, worker_heartbeat.running, worker_heartbeat.is_stopping, worker_heartbeat.host,
+    worker_heartbeat.version, worker_heartbeat.queues, worker_heartbeat.streams
   )
   on conflict on constraint worker_name_pk do update set
     seen_at = clock_timestamp(), session_pid = excluded.session_pid, pid = excluded.pid,
@@ -40,28 +40,28 @@ begin
     queues = excluded.queues, streams = excluded.streams;
 end;
 $$;
-comment on function messages.note_worker(
+comment on function notifyq.worker_heartbeat(
   text, text[], text[], integer, integer, boolean, text, integer, text
 ) is
   'Say that a worker is there, what it serves and how many messages it handles now: each worker '
   'does about every ten seconds. Nothing goes by it but what messages.workers() shows.';
 
-create or replace function messages.forget_worker(worker text)
+create or replace function notifyq.remove_worker(worker text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  delete from messages.worker as w where w.name = forget_worker.worker;
+  delete from notifyq.worker as w where w.name = remove_worker.worker;
   return found;
 end;
 $$;
-comment on function messages.forget_worker(text) is
+comment on function notifyq.remove_worker(text) is
   'Say that a worker has ended. False: it was not known.';
 
 -- Workers that have not ended, and do not come any more.
-create or replace function messages._forget_workers(quantity integer)
+create or replace function notifyq.forget_workers(quantity integer)
   returns integer
   language plpgsql
 as $$
@@ -69,9 +69,9 @@ declare
   v_forgotten integer;
 begin
   with gone as (
-    delete from messages.worker as w
+    delete from notifyq.worker as w
     where w.name in (
-      select o.name from messages.worker as o
+      select o.name from notifyq.worker as o
       where o.seen_at < clock_timestamp() - interval '1 hour'
       order by o.name
       limit quantity
@@ -89,19 +89,19 @@ create or replace function messages.workers(most integer default 20)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
 begin
-  perform messages._check_quantity(workers.most, 10000);
+  perform notifyq.check_quantity(workers.most, 10000);
   return query
   with locks as materialized (
     select coalesce(m.locked_by, '') as name, m.lock_expires_at <= v_now as is_expired,
       row(m.id, m.queue, m.type, m.attempts, m.locked_at, m.lock_expires_at)
-        ::messages.held_message as message,
+        ::notifyq.held_message as message,
       row_number() over (partition by m.locked_by order by m.locked_at, m.id) as number
     from messages.message as m
     where m.state = 'locked'
@@ -113,7 +113,7 @@ begin
   ), known as materialized (
     select w.*, a.pid is not null as is_connected,
       w.seen_at > v_now - interval '30 seconds' as is_there
-    from messages.worker as w
+    from notifyq.worker as w
     -- The number alone could be another session's by now.
     left join pg_stat_activity as a
       on a.pid = w.session_pid and a.datname = current_database()
@@ -151,7 +151,7 @@ create or replace function messages.holders(most integer default 50)
   returns setof messages.session_report
   language plpgsql
   stable
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   -- A comment in slashes, as a statement may follow it. A transaction of an application has the
@@ -226,7 +226,7 @@ create or replace function messages.activity(most integer default 50)
   returns setof messages.session_report
   language plpgsql
   stable
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   -- As in messages.holders().

@@ -32,13 +32,13 @@ create or replace function messages.create_queue(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_queue messages.queue;
 begin
   if name is null then
-    perform messages._invalid('the name of a queue must not be null');
+    perform notifyq.raise_invalid('the name of a queue must not be null');
   end if;
   v_queue.name := name;
   v_queue.created_at := clock_timestamp();
@@ -66,9 +66,9 @@ begin
   v_queue.capacity := nullif(capacity, 0);
   v_queue.overflow := coalesce(overflow, 'reject');
   v_queue.durable := coalesce(durable, true);
-  v_queue.payload_type := messages._type_name(payload_type);
-  v_queue.payload_schema := messages._schema_text(payload_schema);
-  perform messages._check_policy(v_queue);
+  v_queue.payload_type := notifyq.type_name(payload_type);
+  v_queue.payload_schema := notifyq.schema_text(payload_schema);
+  perform notifyq.check_policy(v_queue);
   insert into messages.queue (
     name, created_at, lock_timeout, max_attempts, backoff, backoff_max, bell, paused, retention,
     max_bytes, concurrency, key_concurrency, rate, rate_period, rate_burst, key_rate,
@@ -90,11 +90,11 @@ begin
   end if;
   -- After the insert, which has waited for whoever creates a stream.
   if exists (select from messages.stream as s where s.name = v_queue.name) then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%L is a stream', v_queue.name), 'take another name, or drop the stream'
     );
   end if;
-  perform messages._keep_flow(v_queue);
+  perform notifyq.keep_limit_rows(v_queue);
   return true;
 end;
 $$;
@@ -149,15 +149,15 @@ create or replace function messages.alter_queue(
   returns messages.queue
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_old messages.queue;
   v_queue messages.queue;
 begin
   -- One at a time: of two that have read the queue none could lock the others out.
-  lock table messages.flow in share update exclusive mode;
-  v_old := messages._queue(name);
+  lock table notifyq.flow in share update exclusive mode;
+  v_old := notifyq.find_queue(name);
   v_queue := v_old;
   v_queue.lock_timeout := coalesce(lock_timeout, v_queue.lock_timeout);
   v_queue.max_attempts := coalesce(max_attempts, v_queue.max_attempts);
@@ -183,16 +183,16 @@ begin
   v_queue.overflow := coalesce(overflow, v_queue.overflow);
   v_queue.durable := coalesce(durable, v_queue.durable);
   if payload_type is not null then
-    v_queue.payload_type := messages._type_name(payload_type);
+    v_queue.payload_type := notifyq.type_name(payload_type);
   end if;
   v_queue.payload_schema :=
-    messages._schema_text(coalesce(payload_schema, v_queue.payload_schema::jsonb));
-  perform messages._check_policy(v_queue);
+    notifyq.schema_text(coalesce(payload_schema, v_queue.payload_schema::jsonb));
+  perform notifyq.check_policy(v_queue);
   if v_old.concurrency is null and v_queue.concurrency is not null
     or v_old.key_concurrency is null and v_queue.key_concurrency is not null
     or v_queue.ordered and not v_old.ordered
   then
-    perform messages._await_claims(v_queue.name);
+    perform notifyq.await_claims(v_queue.name);
   end if;
   update messages.queue as q
   set lock_timeout = v_queue.lock_timeout, max_attempts = v_queue.max_attempts,
@@ -207,9 +207,9 @@ begin
     retention_dead = v_queue.retention_dead
   where q.name = v_queue.name
   returning * into v_queue;
-  perform messages._keep_flow(v_queue);
+  perform notifyq.keep_limit_rows(v_queue);
   if v_queue.durable <> v_old.durable then
-    perform messages._check_moved(v_queue.name);
+    perform notifyq.check_moved(v_queue.name);
   end if;
   return v_queue;
 end;
@@ -231,13 +231,13 @@ comment on function messages.alter_queue(
 
 -- What a publisher does where the key is taken: by drop_queue(), or by any role of the database for
 -- no reason. The row, which a real drop deletes, can be locked by nobody but the owner.
-create or replace function messages._await_drop(queue text)
+create or replace function notifyq.await_drop(queue text)
   returns void
   language plpgsql
 as $$
 begin
-  perform messages._check_access(queue, 'publish into');
-  perform from messages.queue as q where q.name = _await_drop.queue for key share;
+  perform notifyq.check_access(queue, 'publish into');
+  perform from messages.queue as q where q.name = await_drop.queue for key share;
 end;
 $$;
 
@@ -245,7 +245,7 @@ create or replace function messages.drop_queue(name text, force boolean default 
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set lock_timeout = '5s'
 as $$
 declare
@@ -253,15 +253,15 @@ declare
   v_dropped bigint;
   v_awaited bigint[];
 begin
-  perform messages._check_given('force', drop_queue.force is not null);
+  perform notifyq.check_given('force', drop_queue.force is not null);
   -- First, since who fires a schedule holds its row while it publishes.
   perform from messages.schedule as s where s.queue = drop_queue.name order by s.name for update;
   delete from messages.schedule as s where s.queue = drop_queue.name;
   -- Waits for transactions that have published into this queue and are not over, see announce().
-  perform pg_advisory_xact_lock(messages._publishing_key(name));
+  perform pg_advisory_xact_lock(notifyq.publishing_key(name));
   -- And for those that found the key taken, before anything is looked at.
   perform from messages.queue as q where q.name = drop_queue.name for update;
-  v_queue := messages._queue(name);
+  v_queue := notifyq.find_queue(name);
   if not force and exists (select from messages.message as m where m.queue = v_queue.name) then
     raise exception using
       errcode = 'NQ005',
@@ -270,12 +270,12 @@ begin
   end if;
   -- In id order, as all who lock rows do.
   perform from messages.message as m where m.queue = v_queue.name order by m.id for update;
-  if exists (select from messages.dependency) then
+  if exists (select from notifyq.dependency) then
     v_awaited := array(
       select m.id from messages.message as m
       where m.queue = v_queue.name
         and exists (
-          select from messages.dependency as d where d.after_id = m.id and d.status is null
+          select from notifyq.dependency as d where d.after_id = m.id and d.status is null
         )
       order by m.id
     );
@@ -284,28 +284,28 @@ begin
   get diagnostics v_dropped = row_count;
   if v_awaited <> '{}' then
     -- For those that wait in other queues.
-    perform messages._resolve(
+    perform notifyq.resolve_dependencies(
       v_awaited, array_fill('rejected'::messages.message_status, array[cardinality(v_awaited)])
     );
   end if;
-  delete from messages.dedup as d where d.queue = v_queue.name;
+  delete from notifyq.dedup as d where d.queue = v_queue.name;
   delete from messages.queue_grant as g where g.queue = v_queue.name;
-  delete from messages.flow as f where f.queue = v_queue.name;
-  delete from messages.flow_state as s where s.queue = v_queue.name;
-  delete from messages.flow_key as k where k.queue = v_queue.name;
-  delete from messages.flow_charge as c where c.queue = v_queue.name;
-  delete from messages.flow_room as r where r.queue = v_queue.name;
+  delete from notifyq.flow as f where f.queue = v_queue.name;
+  delete from notifyq.flow_state as s where s.queue = v_queue.name;
+  delete from notifyq.flow_key as k where k.queue = v_queue.name;
+  delete from notifyq.flow_charge as c where c.queue = v_queue.name;
+  delete from notifyq.flow_room as r where r.queue = v_queue.name;
   delete from messages.share as s where s.queue = v_queue.name;
   delete from messages.queue as q where q.name = v_queue.name;
   if v_queue.capacity is not null then
-    perform messages._arm_capacity();
+    perform notifyq.rebuild_capacity_trigger();
   end if;
   if not v_queue.durable then
-    delete from messages.volatile_room as r where r.queue = v_queue.name;
-    delete from messages.volatile_count as c where c.queue = v_queue.name;
-    perform messages._arm_volatile();
+    delete from notifyq.volatile_room as r where r.queue = v_queue.name;
+    delete from notifyq.volatile_count as c where c.queue = v_queue.name;
+    perform notifyq.rebuild_unlogged_triggers();
   end if;
-  perform messages._arm_payload();
+  perform notifyq.rebuild_payload_trigger();
   return v_dropped;
 exception
   when lock_not_available then
@@ -325,10 +325,10 @@ create or replace function messages.pause_queue(name text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_queue messages.queue := messages._queue(name);
+  v_queue messages.queue := notifyq.find_queue(name);
 begin
   update messages.queue as q
   set paused = true
@@ -344,10 +344,10 @@ create or replace function messages.resume_queue(name text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_queue messages.queue := messages._queue(name);
+  v_queue messages.queue := notifyq.find_queue(name);
 begin
   update messages.queue as q
   set paused = false
@@ -356,7 +356,7 @@ begin
   if not found then
     return false;
   end if;
-  perform messages._ring_again(messages._queue(v_queue.name));
+  perform notifyq.notify_waiting(notifyq.find_queue(v_queue.name));
   return true;
 end;
 $$;

@@ -3,7 +3,7 @@
 -- raises: NQ003 invalid argument
 
 -- Why an attempt ended that nobody has ended.
-create or replace function messages._expiry(worker text)
+create or replace function notifyq.expiry(worker text)
   returns text
   language sql
   immutable
@@ -11,17 +11,17 @@ as $$
   select format('lock of %s expired', coalesce(worker, 'an unnamed worker'));
 $$;
 
-create or replace function messages._check_limits(queues text[], max_attempts integer[])
+create or replace function notifyq.check_limits(queues text[], max_attempts integer[])
   returns void
   language plpgsql
 as $$
 begin
   if cardinality(max_attempts) is distinct from cardinality(queues) then
-    perform messages._invalid('max_attempts must have one value for each of queues');
+    perform notifyq.raise_invalid('max_attempts must have one value for each of queues');
   end if;
   -- With each claim, so that it calls for what is wrong alone.
-  perform messages._check_attempts(u.n)
-  from unnest(_check_limits.max_attempts) as u (n)
+  perform notifyq.check_attempts(u.n)
+  from unnest(check_limits.max_attempts) as u (n)
   where u.n not between 1 and 1000;
 end;
 $$;
@@ -31,7 +31,7 @@ create or replace function messages.attempts(id bigint)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   -- A plan made while the partitions were empty would read all of them later on.
   set enable_seqscan = off
   set jit = off
@@ -39,7 +39,7 @@ as $$
 declare
   -- Who reads may read all; a worker, what it may consume.
   v_barred text[] := case
-    when messages._has_role('notifyq_reader') then '{}' else messages._barred_queues() end;
+    when notifyq.has_role('notifyq_reader') then '{}' else notifyq.barred_queues() end;
 begin
   return query
   select a.*
@@ -58,11 +58,11 @@ comment on function messages.attempts(bigint) is
 
 -- Died: what the end of a message sets off, for who waits for it and where it is a dead one.
 
-create or replace function messages._died()
+create or replace function notifyq.process_archived()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_dead messages.message_archive;
@@ -75,14 +75,14 @@ declare
   v_count integer := 0;
 begin
   -- One statement: this is in the way of every message.
-  select exists (select from messages.dependency),
-    exists (select from messages.flow as f where f.is_held)
+  select exists (select from notifyq.dependency),
+    exists (select from notifyq.flow as f where f.is_held)
   into v_is_followed, v_is_held;
   if v_is_held then
-    perform messages._ring_freed(array_agg(distinct a.queue), array_agg(a.id)) from archived as a;
+    perform notifyq.notify_freed(array_agg(distinct a.queue), array_agg(a.id)) from archived as a;
   end if;
   if v_is_followed then
-    perform messages._settle_dependencies(
+    perform notifyq.settle_dependencies(
       array_agg(a.id order by a.id), array_agg(a.status order by a.id)
     )
     from archived as a;
@@ -98,10 +98,10 @@ begin
   loop
     if v_ids is not null then
       v_count := v_count + cardinality(v_ids);
-      perform messages._notify('dead_message', v_queue, messages._compact(v_ids));
+      perform notifyq.send_notification('dead_message', v_queue, notifyq.compact_ids(v_ids));
     end if;
     if v_awaited is not null then
-      perform messages._notify('finished_message', v_queue, messages._compact(v_awaited));
+      perform notifyq.send_notification('finished_message', v_queue, notifyq.compact_ids(v_awaited));
     end if;
   end loop;
   if v_count = 0 then
@@ -141,4 +141,4 @@ create or replace trigger died
   after insert on messages.message_archive
   referencing new table as archived
   for each statement
-  execute function messages._died();
+  execute function notifyq.process_archived();

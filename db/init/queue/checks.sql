@@ -4,7 +4,7 @@
 -- of another type, NQ009 open transactions
 
 -- What of a value is over the limits, or null.
-create or replace function messages._excess(what text, value jsonb)
+create or replace function notifyq.excess_of(what text, value jsonb)
   returns text
   language plpgsql
   immutable
@@ -23,11 +23,11 @@ begin
 end;
 $$;
 
-create or replace function messages._bound()
+create or replace function notifyq.check_message_limits()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_message text := new.message::text;
@@ -37,17 +37,17 @@ declare
   v_excess text;
 begin
   if new.max_attempts is not null then
-    perform messages._check_attempts(new.max_attempts);
+    perform notifyq.check_attempts(new.max_attempts);
   end if;
   -- PostgreSQL keeps 1e5000 in a few bytes and writes it out in full; Python reads 4300 digits. A
   -- number that long has 255 digits in a row, as few texts do: only then is it worth while to look.
   if jsonb_path_exists(new.message, '$.**{101}')
     or octet_length(v_message) > 4000 and v_message ~ '[0-9]{255}'
   then
-    v_excess := messages._excess('message', new.message);
+    v_excess := notifyq.excess_of('message', new.message);
   end if;
   if octet_length(v_headers) > 200 then
-    v_excess := coalesce(v_excess, messages._excess('header', new.headers));
+    v_excess := coalesce(v_excess, notifyq.excess_of('header', new.headers));
   end if;
   if octet_length(new.type) > 200 then
     v_excess := 'type has more than 200 bytes';
@@ -87,7 +87,7 @@ create or replace trigger bound
     octet_length(concat(new.message, new.headers, new.type, new.dedup_key, new.key)) > 200
     or new.max_attempts is not null
   )
-  execute function messages._bound();
+  execute function notifyq.check_message_limits();
 
 -- Payload: queues whose messages are values of one type, or satisfy a schema.
 --
@@ -95,7 +95,7 @@ create or replace trigger bound
 -- session, so that it comes back exactly; null is the null of JSON.
 
 -- What stands for no schema: all that is satisfied by everything.
-create or replace function messages._schema_text(schema jsonb)
+create or replace function notifyq.schema_text(schema jsonb)
   returns text
   language sql
   immutable
@@ -103,7 +103,7 @@ as $$
   select case when schema not in ('null', 'true', '{}') then schema::text end;
 $$;
 
-create or replace function messages._mismatch(queue text, wanted text, given text, detail text)
+create or replace function notifyq.mismatch(queue text, wanted text, given text, detail text)
   returns void
   language plpgsql
 as $$
@@ -116,22 +116,22 @@ end;
 $$;
 
 -- An error where a queue, or a stream, cannot have both, or not this schema.
-create or replace function messages._check_payload_policy(type text, schema jsonb)
+create or replace function notifyq.check_payload_policy(type text, schema jsonb)
   returns void
   language plpgsql
 as $$
 begin
   if type is not null and schema is not null then
-    perform messages._invalid('payload_type and payload_schema exclude each other');
+    perform notifyq.raise_invalid('payload_type and payload_schema exclude each other');
   end if;
   if schema is not null then
-    perform messages._check_schema(schema, schema, '$');
+    perform notifyq.check_schema(schema, schema, '$');
   end if;
 end;
 $$;
 
 -- An error for what the queue, or the stream, of this name cannot take.
-create or replace function messages._check_payload(
+create or replace function notifyq.check_payload(
   name text,
   type text,
   schema jsonb,
@@ -152,13 +152,13 @@ declare
 begin
   if type is not null and jsonb_typeof(message) = 'string' then
     begin
-      perform messages._text_json(message #>> '{}', messages._type_of(type));
+      perform notifyq.text_json(message #>> '{}', notifyq.find_type(type));
     exception
       when others then
-        perform messages._mismatch(name, type, 'this text', sqlerrm);
+        perform notifyq.mismatch(name, type, 'this text', sqlerrm);
     end;
   elsif type is not null and jsonb_typeof(message) <> 'null' then
-    perform messages._mismatch(
+    perform notifyq.mismatch(
       name, type, format('a JSON %s', jsonb_typeof(message)), 'a value is a JSON string'
     );
   end if;
@@ -166,7 +166,7 @@ begin
     return;
   end if;
   begin
-    v_error := messages._schema_error(message, schema, schema, '$');
+    v_error := notifyq.schema_error(message, schema, schema, '$');
   exception
     when statement_too_complex then
       v_error := 'the schema goes too deep for this message';
@@ -180,14 +180,14 @@ begin
 end;
 $$;
 
-create or replace function messages._guard_payload()
+create or replace function notifyq.guard_payload()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform messages._check_payload(q.name, q.payload_type, q.payload_schema::jsonb, new.message)
+  perform notifyq.check_payload(q.name, q.payload_type, q.payload_schema::jsonb, new.message)
   from messages.queue as q
   where q.name = new.queue;
   return new;
@@ -195,8 +195,8 @@ end;
 $$;
 
 -- A trigger of some queues alone: its condition names them.
-create or replace function messages._arm_names(
-  relation name, name name, function name, names text[]
+create or replace function notifyq.rebuild_queue_trigger(
+  relation regclass, name name, function name, names text[]
 )
   returns void
   language plpgsql
@@ -206,7 +206,7 @@ declare
   v_present text := (
     select pg_get_triggerdef(g.oid)
     from pg_trigger as g
-    where g.tgrelid = format('messages.%I', relation)::regclass and g.tgname = _arm_names.name
+    where g.tgrelid = rebuild_queue_trigger.relation and g.tgname = rebuild_queue_trigger.name
   );
 begin
   if position(quote_literal(names::text) in v_present) > 0
@@ -215,21 +215,21 @@ begin
     return;
   end if;
   if names = '{}' then
-    execute format('drop trigger %I on messages.%I', name, relation);
+    execute format('drop trigger %I on %s', name, relation);
     return;
   end if;
   execute format(
-    'create or replace trigger %I before insert on messages.%I for each row '
-    'when (new.queue = any (%L::text[])) execute function messages.%I()',
+    'create or replace trigger %I before insert on %s for each row '
+    'when (new.queue = any (%L::text[])) execute function notifyq.%I()',
     name, relation, names, function
   );
 exception
   when lock_not_available then
-    perform messages._busy('publish or claim');
+    perform notifyq.raise_busy('publish or claim');
 end;
 $$;
 
-create or replace function messages._arm_payload()
+create or replace function notifyq.rebuild_payload_trigger()
   returns void
   language plpgsql
 as $$
@@ -240,8 +240,8 @@ declare
     order by q.name
   );
 begin
-  perform messages._arm_names('message', 'payload', '_guard_payload', v_names);
-  perform messages._arm_names('message_volatile', 'payload', '_guard_payload', v_names);
+  perform notifyq.rebuild_queue_trigger('messages.message', 'payload', 'guard_payload', v_names);
+  perform notifyq.rebuild_queue_trigger('notifyq.message_volatile', 'payload', 'guard_payload', v_names);
 end;
 $$;
 
@@ -250,7 +250,7 @@ create or replace function messages.payload_schema(queue text)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   -- A name is that of a queue or of a stream.

@@ -15,7 +15,7 @@ create or replace function messages.claim(
   returns setof messages.message
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   -- A plan made while the table was empty or never analysed would read the whole backlog later on.
   -- Switched off means very expensive, so expensive that every plan would be compiled: no jit.
   set enable_seqscan = off
@@ -28,8 +28,8 @@ declare
   v_queue messages.queue;
   v_entered text[];
   v_left integer := claim.quantity;
-  v_place messages.flow_state;
-  v_pick messages.flow_pick;
+  v_place notifyq.flow_state;
+  v_pick notifyq.flow_pick;
   v_ids bigint[];
   v_now timestamptz;
   v_attempts integer;
@@ -37,36 +37,36 @@ declare
   v_ahead integer;
 begin
   -- Before anything takes a number.
-  perform messages._note_newest();
-  perform messages._check_quantity(claim.quantity, 10000);
-  perform messages._check_positive('lock_timeout', claim.lock_timeout);
+  perform notifyq.note_newest();
+  perform notifyq.check_quantity(claim.quantity, 10000);
+  perform notifyq.check_positive('lock_timeout', claim.lock_timeout);
   if claim.filters is not null then
     if claim.filter is not null then
-      perform messages._invalid('give either filter, for all queues, or filters, one for each');
+      perform notifyq.raise_invalid('give either filter, for all queues, or filters, one for each');
     end if;
     return query
     select c.*
-    from messages._claim_each(
+    from notifyq.claim_each(
       claim.queues, claim.filters, claim.quantity, claim.lock_timeout, claim.worker,
       claim.thorough, claim.max_attempts
     ) as c;
     return;
   end if;
   if claim.filter is not null then
-    perform messages._check_filter(claim.filter);
+    perform notifyq.check_filter(claim.filter);
   end if;
   if claim.max_attempts is not null then
-    perform messages._check_limits(claim.queues, claim.max_attempts);
+    perform notifyq.check_limits(claim.queues, claim.max_attempts);
   end if;
-  perform messages._queue(u.name)
+  perform notifyq.find_queue(u.name)
   from unnest(claim.queues) as u (name)
   where not exists (select from messages.queue as q where q.name = u.name);
-  perform messages._fetch_forwards(queues, quantity) where exists (select from messages.forward);
+  perform notifyq.fetch_forwards(queues, quantity) where exists (select from notifyq.forward);
   -- A look into an empty queue is cheap, but not a thousand of them.
   if cardinality(claim.queues) > 20
     or (claim.queues is null and exists (select from messages.queue as q offset 20))
   then
-    v_names := messages._busy_queues(claim.queues, claim.thorough);
+    v_names := notifyq.queues_with_work(claim.queues, claim.thorough);
   end if;
   for v_queue in
     select q.*
@@ -75,7 +75,7 @@ begin
       and not q.paused
       and (
         not exists (select from messages.queue_grant as g where g.queue = q.name)
-        or messages._consents(q.name, claim.queues is not null)
+        or notifyq.may_consume(q.name, claim.queues is not null)
       )
     order by array_position(claim.queues, q.name), q.name
   loop
@@ -85,17 +85,17 @@ begin
       and coalesce(v_queue.concurrency, v_queue.key_concurrency, v_queue.rate, v_queue.key_rate)
         is null
     then
-      v_place := messages._read_state(v_queue.name);
+      v_place := notifyq.read_state(v_queue.name);
       continue when v_place is null;
-      v_pick := messages._pick(v_queue, v_left, claim.filter, claim.thorough, v_place);
+      v_pick := notifyq.select_limited(v_queue, v_left, claim.filter, claim.thorough, v_place);
       v_ids := v_pick.ids;
     elsif v_queue.is_limited then
-      if v_entered is null and messages._is_alone(v_queue, v_names) then
+      if v_entered is null and notifyq.claims_alone(v_queue, v_names) then
         v_began := clock_timestamp();
         begin
           return query
           select a.*
-          from messages._claim_ahead(
+          from notifyq.claim_before_turn(
             v_queue, v_left, claim.lock_timeout, claim.worker, claim.filter, claim.thorough,
             v_attempts
           ) as a;
@@ -111,12 +111,12 @@ begin
       end if;
       v_entered := coalesce(
         v_entered,
-        messages._enter(coalesce(v_names, array(select a.name from messages.queue as a)))
+        notifyq.enter_turn(coalesce(v_names, array(select a.name from messages.queue as a)))
       );
       continue when v_queue.name <> all (v_entered);
-      v_ids := messages._look_flow(v_queue, v_left, claim.filter, claim.thorough);
+      v_ids := notifyq.find_limited(v_queue, v_left, claim.filter, claim.thorough);
     else
-      v_ids := messages._look(v_queue.name, v_left, claim.filter, claim.thorough);
+      v_ids := notifyq.find_messages(v_queue.name, v_left, claim.filter, claim.thorough);
     end if;
     continue when v_ids = '{}' and v_place is null;
     v_now := clock_timestamp();
@@ -138,13 +138,13 @@ begin
     )
     select c.* from claimed as c order by c.priority desc, c.id;
     if not v_place is null then
-      perform messages._leave_place(v_queue, v_place, v_pick);
+      perform notifyq.save_claim_position(v_queue, v_place, v_pick);
     end if;
     v_left := v_left - cardinality(v_ids);
     exit when v_left = 0;
   end loop;
   -- Sessions that only claim have no maintenance beside them.
-  if v_left = claim.quantity and messages._return_gone() then
+  if v_left = claim.quantity and notifyq.return_orphaned() then
     return query
     select c.*
     from messages.claim(
@@ -185,12 +185,12 @@ create or replace function messages.claim_id(
   returns setof messages.message
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
-  v_barred text[] := messages._barred_queues();
+  v_barred text[] := notifyq.barred_queues();
   v_limited text := (
     select q.name
     from messages.message as m
@@ -200,9 +200,9 @@ declare
       and m.queue <> all (v_barred)
   );
 begin
-  perform messages._check_positive('lock_timeout', claim_id.lock_timeout);
+  perform notifyq.check_positive('lock_timeout', claim_id.lock_timeout);
   if v_limited is not null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('queue %L has limits, so its messages are not claimed by id', v_limited),
       'claim from the queue'
     );
@@ -242,23 +242,23 @@ comment on function messages.claim_id(bigint, interval, text) is
 
 -- Claim each: several queues with a filter for each of them.
 
-create or replace function messages._check_filters(queues text[], filters jsonpath[])
+create or replace function notifyq.check_filters(queues text[], filters jsonpath[])
   returns void
   language plpgsql
 as $$
 begin
   if queues is null or queues = '{}' or array_position(queues, null) is not null then
-    perform messages._invalid('queues must name at least one queue');
+    perform notifyq.raise_invalid('queues must name at least one queue');
   end if;
   if filters is not null and cardinality(filters) <> cardinality(queues) then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format(
         'there are %s filters for %s queues', cardinality(filters), cardinality(queues)
       ),
       'give one for each queue in the list, null for none'
     );
   end if;
-  perform messages._check_filter(f.filter)
+  perform notifyq.check_filter(f.filter)
   from unnest(filters) as f (filter)
   where f.filter is not null;
 end;
@@ -266,7 +266,7 @@ $$;
 
 -- One claim of several queues with a filter for each: what is first in the list goes first, and a
 -- queue may be there more than once.
-create or replace function messages._claim_each(
+create or replace function notifyq.claim_each(
   queues text[],
   filters jsonpath[],
   quantity integer,
@@ -282,10 +282,10 @@ declare
   v_left integer := quantity;
   v_count integer;
 begin
-  perform messages._check_filters(queues, filters);
-  perform messages._queue(u.name) from unnest(queues) as u (name);
+  perform notifyq.check_filters(queues, filters);
+  perform notifyq.find_queue(u.name) from unnest(queues) as u (name);
   if max_attempts is not null then
-    perform messages._check_limits(queues, max_attempts);
+    perform notifyq.check_limits(queues, max_attempts);
   end if;
   for v_place in 1 .. cardinality(queues) loop
     return query

@@ -9,8 +9,8 @@
 
 -- Lock the messages that others are to wait for, and return those that have ended, as dependencies
 -- of no message.
-create or replace function messages._predecessors(after bigint[], on_failure text)
-  returns messages.dependency[]
+create or replace function notifyq.predecessors(after bigint[], on_failure text)
+  returns notifyq.dependency[]
   language plpgsql
   set enable_seqscan = off
   set enable_bitmapscan = off
@@ -20,25 +20,25 @@ declare
   v_live bigint[];
   v_busy bigint;
   v_queues text[];
-  v_ended messages.dependency[];
+  v_ended notifyq.dependency[];
   v_ended_queues text[];
   v_rest bigint[];
   v_lost bigint;
   v_queue text;
 begin
   if (on_failure in ('cancel', 'run', 'hold')) is not true then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('on_failure must be cancel, run or hold, not %s', coalesce(on_failure, 'null'))
     );
   end if;
   if cardinality(after) > 100000 then
-    perform messages._invalid('a message can wait for 100000 others at most');
+    perform notifyq.raise_invalid('a message can wait for 100000 others at most');
   end if;
   loop
     begin
       with locked as materialized (
         select m.id, m.queue from messages.message as m
-        where m.id = any (_predecessors.after)
+        where m.id = any (predecessors.after)
         order by m.id
         for key share skip locked
       )
@@ -46,7 +46,7 @@ begin
       into v_live, v_queues
       from locked as l;
       v_rest := array(
-        select u.id from unnest(_predecessors.after) as u (id)
+        select u.id from unnest(predecessors.after) as u (id)
         except
         select l.id from unnest(v_live) as l (id)
       );
@@ -68,7 +68,7 @@ begin
     end;
   end loop;
   if exists (select from messages.queue as q where q.name = any (v_queues) and not q.durable) then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'nothing can wait for a message of a queue that is not durable: it may be gone',
       'make the queue durable'
     );
@@ -76,7 +76,7 @@ begin
   -- Afterwards: one that ended while we waited for its lock is in the archive.
   select
     coalesce(
-      array_agg(row(null, a.id, null, a.status, null, null, null)::messages.dependency), '{}'
+      array_agg(row(null, a.id, null, a.status, null, null, null)::notifyq.dependency), '{}'
     ),
     coalesce(array_agg(distinct a.queue), '{}')
   into v_ended, v_ended_queues
@@ -96,11 +96,11 @@ begin
       hint = 'its id is wrong, it is not committed yet, or the archive does not keep it any more';
   end if;
   -- How a message ended is for those to know who may publish into its queue or consume from it.
-  if exists (select from messages.queue_grant) and not messages._has_role('notifyq_reader') then
+  if exists (select from messages.queue_grant) and not notifyq.has_role('notifyq_reader') then
     foreach v_queue in array v_queues || v_ended_queues
     loop
-      if not messages._may(v_queue, 'publish into') then
-        perform messages._check_access(v_queue, 'consume from');
+      if not notifyq.is_allowed(v_queue, 'publish into') then
+        perform notifyq.check_access(v_queue, 'consume from');
       end if;
     end loop;
   end if;
@@ -109,25 +109,25 @@ end;
 $$;
 
 -- Note what messages wait for that were published just now, and end the wait for what has ended.
-create or replace function messages._depend(
+create or replace function notifyq.add_dependencies(
   ids bigint[],
   after bigint[],
   on_failure text,
   due timestamptz,
   delay interval,
-  ended messages.dependency[]
+  ended notifyq.dependency[]
 )
   returns void
   language plpgsql
 as $$
 begin
-  insert into messages.dependency (message_id, after_id, position, on_failure, available_at, delay)
-  select u.id, a.id, a.position, _depend.on_failure, _depend.due, _depend.delay
-  from unnest(_depend.ids) as u (id)
-  cross join unnest(_depend.after) with ordinality as a (id, position)
+  insert into notifyq.dependency (message_id, after_id, position, on_failure, available_at, delay)
+  select u.id, a.id, a.position, add_dependencies.on_failure, add_dependencies.due, add_dependencies.delay
+  from unnest(add_dependencies.ids) as u (id)
+  cross join unnest(add_dependencies.after) with ordinality as a (id, position)
   order by u.id, a.id;
   if ended <> '{}' then
-    perform messages._resolve(
+    perform notifyq.resolve_dependencies(
       array(select e.after_id from unnest(ended) as e order by e.after_id),
       array(select e.status from unnest(ended) as e order by e.after_id)
     );
@@ -140,13 +140,13 @@ create or replace function messages.dependencies(id bigint)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
 declare
   v_barred text[] := case
-    when messages._has_role('notifyq_reader') then '{}' else messages._barred_queues() end;
+    when notifyq.has_role('notifyq_reader') then '{}' else notifyq.barred_queues() end;
 begin
   return query
   select d.after_id, coalesce(m.queue, a.queue),
@@ -155,7 +155,7 @@ begin
     a.archived_at,
     case when a.queue <> all (v_barred) then a.details end,
     case when a.queue <> all (v_barred) then a.result end
-  from messages.dependency as d
+  from notifyq.dependency as d
   left join messages.message as m on m.id = d.after_id
   left join messages.message_archive as a on a.id = d.after_id
   where d.message_id = dependencies.id
@@ -171,7 +171,7 @@ create or replace function messages.unblock(id bigint)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
 declare
@@ -188,11 +188,11 @@ begin
   if not found then
     return false;
   end if;
-  delete from messages.dependency as d
+  delete from notifyq.dependency as d
   where d.message_id = unblock.id
     and d.status is null;
   select q.* into v_queue from messages.queue as q where q.name = v_name;
-  perform messages._ring(v_queue, unblock.id::text);
+  perform notifyq.notify_queue(v_queue, unblock.id::text);
   return true;
 end;
 $$;
@@ -207,7 +207,7 @@ comment on function messages.unblock(bigint) is
 -- waits for others.
 
 -- Lock what waits for these messages; tell what is to be cancelled with them, and for which one.
-create or replace function messages._lock_dependents(
+create or replace function notifyq.lock_dependents(
   ids bigint[],
   statuses messages.message_status[],
   out doomed bigint[],
@@ -217,7 +217,7 @@ create or replace function messages._lock_dependents(
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
-  -- Which _archive() has switched off: all that waits for anything would be read.
+  -- Which archive() has switched off: all that waits for anything would be read.
   set enable_nestloop = on
   set lock_timeout = '200ms'
 as $$
@@ -232,24 +232,24 @@ begin
       loop
         with recursive doomed (id, cause) as (
           select d.message_id, u.id
-          from unnest(_lock_dependents.ids, _lock_dependents.statuses) as u (id, status)
-          join messages.dependency as d on d.after_id = u.id
+          from unnest(lock_dependents.ids, lock_dependents.statuses) as u (id, status)
+          join notifyq.dependency as d on d.after_id = u.id
           where u.status <> 'success'
             and d.status is null
             and d.on_failure = 'cancel'
           union
           select d.message_id, o.cause
           from doomed as o
-          join messages.dependency as d on d.after_id = o.id
+          join notifyq.dependency as d on d.after_id = o.id
           where d.status is null
             and d.on_failure = 'cancel'
         )
         select coalesce(array_agg(o.id order by o.id), '{}'), array_agg(o.cause order by o.id)
-        into _lock_dependents.doomed, _lock_dependents.causes
+        into lock_dependents.doomed, lock_dependents.causes
         from (select d.id, min(d.cause) as cause from doomed as d group by d.id) as o;
         v_waiting := array(
-          select distinct d.message_id from messages.dependency as d
-          where d.after_id = any (_lock_dependents.ids || _lock_dependents.doomed)
+          select distinct d.message_id from notifyq.dependency as d
+          where d.after_id = any (lock_dependents.ids || lock_dependents.doomed)
             and d.status is null
           order by d.message_id
         );
@@ -277,7 +277,7 @@ begin
 end;
 $$;
 
-create or replace function messages._resolve(
+create or replace function notifyq.resolve_dependencies(
   ids bigint[],
   statuses messages.message_status[]
 )
@@ -296,14 +296,14 @@ declare
   v_due bigint[];
 begin
   select l.doomed, l.causes into v_doomed, v_causes
-  from messages._lock_dependents(ids, statuses) as l;
+  from notifyq.lock_dependents(ids, statuses) as l;
   with ended as (
     select u.id, u.status from unnest(ids, statuses) as u (id, status)
     union all
     select u.id, 'rejected' from unnest(v_doomed) as u (id)
   ),
   marked as (
-    update messages.dependency as d
+    update notifyq.dependency as d
     set status = e.status
     from ended as e
     where d.after_id = e.id
@@ -336,7 +336,7 @@ begin
   )
   select array_agg(f.id order by f.id) into v_due from freed as f where f.state = 'waiting';
   if v_doomed <> '{}' then
-    perform messages._archive(
+    perform notifyq.archive(
       array_agg(m.id), array_agg(m.lock_token),
       array_agg('rejected'::messages.message_status),
       array_agg(format('cancelled: it was to run after message %s, which died', u.cause)),
@@ -346,7 +346,7 @@ begin
     join messages.message as m on m.id = u.id
     where m.id = any (v_doomed);
   end if;
-  perform messages._ring(q, messages._compact(array_agg(m.id)))
+  perform notifyq.notify_queue(q, notifyq.compact_ids(array_agg(m.id)))
   from messages.message as m
   join messages.queue as q on q.name = m.queue
   where m.id = any (v_due[1:1000])
@@ -355,26 +355,26 @@ end;
 $$;
 
 -- Called by the trigger `died` for all that is archived, while anything waits for anything.
-create or replace function messages._settle_dependencies(
+create or replace function notifyq.settle_dependencies(
   ids bigint[],
   statuses messages.message_status[]
 )
   returns void
   language plpgsql
   set enable_seqscan = off
-  -- Which those that call _archive() may have switched off, and that holds for the triggers of what
+  -- Which those that call archive() may have switched off, and that holds for the triggers of what
   -- it writes: all that waits for anything would be read in its order.
   set enable_sort = on
   set jit = off
 as $$
 begin
   if exists (
-    select from messages.dependency as d where d.after_id = any (ids) and d.status is null
+    select from notifyq.dependency as d where d.after_id = any (ids) and d.status is null
   ) then
-    perform messages._resolve(ids, statuses);
+    perform notifyq.resolve_dependencies(ids, statuses);
   end if;
   -- A dead message may be published again, and reads the results of others then.
-  delete from messages.dependency as d
+  delete from notifyq.dependency as d
   where d.message_id = any (
     array(select u.id from unnest(ids, statuses) as u (id, status) where u.status = 'success')
   );
@@ -386,7 +386,7 @@ $$;
 -- What is held for a dead message waits for the one that it was published again as. And one that
 -- waited itself does so again, as far as those are published again too, so that a chain that is
 -- redriven keeps its order; a dead one that is not redriven holds nothing up any more.
-create or replace function messages._redirect(dead bigint[], again bigint[])
+create or replace function notifyq.redirect_dependents(dead bigint[], again bigint[])
   returns void
   language plpgsql
   set enable_seqscan = off
@@ -397,20 +397,20 @@ begin
   perform from messages.message as m
   where m.id = any (
     array(
-      select d.message_id from messages.dependency as d
+      select d.message_id from notifyq.dependency as d
       where d.after_id = any (dead) and d.on_failure = 'hold' and d.status <> 'success'
     )
   )
   order by m.id
   for no key update;
-  update messages.dependency as d
+  update notifyq.dependency as d
   set after_id = u.again,
     status = null
   from unnest(dead, again) as u (dead, again)
   where d.after_id = u.dead
     and d.on_failure = 'hold'
     and d.status <> 'success';
-  insert into messages.dependency (message_id, after_id, position, status, delay, on_failure)
+  insert into notifyq.dependency (message_id, after_id, position, status, delay, on_failure)
   select
     u.again, l.id, d.position,
     case when m.id is null then coalesce(
@@ -418,7 +418,7 @@ begin
     ) end,
     d.delay, d.on_failure
   from unnest(dead, again) as u (dead, again)
-  join messages.dependency as d on d.message_id = u.dead
+  join notifyq.dependency as d on d.message_id = u.dead
   -- The one that was published last for it.
   cross join lateral (
     with recursive hop (id) as (
@@ -426,7 +426,7 @@ begin
       union all
       select r.message_id
       from hop as h
-      join messages.redrive as r on r.archive_id = h.id
+      join notifyq.redrive as r on r.archive_id = h.id
     )
     select max(h.id) as id from hop as h
   ) as l
@@ -438,7 +438,7 @@ begin
     available_at = 'infinity'
   from (
     select d.message_id, count(*) as blockers
-    from messages.dependency as d
+    from notifyq.dependency as d
     where d.message_id = any (again)
       and d.status is null
     group by d.message_id
@@ -449,7 +449,7 @@ $$;
 
 -- Look at some more of the dependencies, from where this session stopped last: end those on
 -- messages that are gone unnoticed, and remove those of messages that are gone themselves.
-create or replace function messages._sweep_dependencies(quantity bigint)
+create or replace function notifyq.sweep_dependencies(quantity bigint)
   returns integer
   language plpgsql
   set enable_seqscan = off
@@ -458,17 +458,17 @@ create or replace function messages._sweep_dependencies(quantity bigint)
 as $$
 declare
   v_place bigint[] := nullif(current_setting('notifyq.swept', true), '')::bigint[];
-  v_swept messages.dependency[];
+  v_swept notifyq.dependency[];
   v_gone bigint[];
 begin
-  if not exists (select from messages.dependency) then
+  if not exists (select from notifyq.dependency) then
     return 0;
   end if;
   v_swept := array(
-    select d from messages.dependency as d
+    select d from notifyq.dependency as d
     where (d.message_id, d.after_id) > (coalesce(v_place[1], 0), coalesce(v_place[2], 0))
     order by d.message_id, d.after_id
-    limit _sweep_dependencies.quantity
+    limit sweep_dependencies.quantity
   );
   perform set_config(
     'notifyq.swept',
@@ -482,13 +482,13 @@ begin
       and not exists (select from messages.message as m where m.id = s.after_id)
   );
   if v_gone <> '{}' then
-    perform messages._resolve(
+    perform notifyq.resolve_dependencies(
       array_agg(g.id), array_agg(coalesce(a.status, 'rejected'))
     )
     from unnest(v_gone) as g (id)
     left join messages.message_archive as a on a.id = g.id;
   end if;
-  delete from messages.dependency as d
+  delete from notifyq.dependency as d
   where d.message_id = any (array(
     select distinct s.message_id from unnest(v_swept) as s
     where not exists (select from messages.message as m where m.id = s.message_id)

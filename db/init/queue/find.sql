@@ -23,7 +23,7 @@
 -- How much this session has read in the indexes of what waits and what is scheduled. An entry
 -- counts one; a page, whose entries may all be known to be dead, counts ten. Only differences
 -- inside a statement mean something.
-create or replace function messages._work_done()
+create or replace function notifyq.index_reads()
   returns bigint
   language plpgsql
 as $$
@@ -42,17 +42,17 @@ $$;
 -- For how many ms a look that was much work need not be made again; null for one that was not.
 -- Much is what takes some milliseconds, and more than the largest claim reads without dead rows.
 -- Then looks take a tenth of the time at most, and less than one claim in a hundred waits for one.
-create or replace function messages._rest(work bigint, began timestamptz)
+create or replace function notifyq.rest_after(work bigint, began timestamptz)
   returns bigint
   language plpgsql
 as $$
 begin
   return case when work > 30000
-    then greatest(1000, 10 * messages._ms(clock_timestamp()) - 10 * messages._ms(began)) end;
+    then greatest(1000, 10 * notifyq.epoch_ms(clock_timestamp()) - 10 * notifyq.epoch_ms(began)) end;
 end;
 $$;
 
-create or replace function messages._ms(instant timestamptz)
+create or replace function notifyq.epoch_ms(instant timestamptz)
   returns bigint
   language plpgsql
   immutable
@@ -64,7 +64,7 @@ $$;
 
 -- Scheduled messages that are due become waiting ones, up to quantity of them. They wait in an
 -- index of their own, so that a million of them cost a claim one look.
-create or replace function messages._stage(queue text, due timestamptz, quantity bigint)
+create or replace function notifyq.stage_queue(queue text, due timestamptz, quantity bigint)
   returns bigint[]
   language plpgsql
   set enable_seqscan = off
@@ -77,11 +77,11 @@ begin
   with picked as materialized (
     select m.id
     from messages.message as m
-    where m.queue = _stage.queue
+    where m.queue = stage_queue.queue
       and m.state = 'scheduled'
-      and m.available_at <= _stage.due
+      and m.available_at <= stage_queue.due
     order by m.available_at
-    limit _stage.quantity
+    limit stage_queue.quantity
     for update skip locked
   ),
   staged as (
@@ -96,7 +96,7 @@ end;
 $$;
 
 -- Remember the newest id as long as this transaction has no number: for the bounds of its looks.
-create or replace function messages._note_newest()
+create or replace function notifyq.note_newest()
   returns void
   language plpgsql
 as $$
@@ -112,7 +112,7 @@ $$;
 
 -- Behind which id are all messages of transactions that ended since the last look; null: none has.
 -- seen is a snapshot, the numbers of its bounds and their ids.
-create or replace function messages._ended_after(seen text[], snapshot pg_snapshot)
+create or replace function notifyq.ended_after(seen text[], snapshot pg_snapshot)
   returns bigint
   language plpgsql
   immutable
@@ -129,7 +129,7 @@ begin
   v_first := (
     select min(x.xid)
     from pg_snapshot_xip(v_seen) as x (xid)
-    where pg_visible_in_snapshot(x.xid, _ended_after.snapshot)
+    where pg_visible_in_snapshot(x.xid, ended_after.snapshot)
   );
   -- The end of a snapshot is no bound for what had begun by then: a transaction behind it may have
   -- run, and only that some have ended is known of them.
@@ -143,7 +143,7 @@ $$;
 
 -- What a look with this snapshot leaves to the next one. A bound is kept as long as it is the last
 -- one before a transaction that may run.
-create or replace function messages._see(seen text[], snapshot pg_snapshot, newest bigint)
+create or replace function notifyq.advance_bounds(seen text[], snapshot pg_snapshot, newest bigint)
   returns text[]
   language plpgsql
   stable
@@ -163,7 +163,7 @@ begin
     from (
       select width_bucket(x.xid::text::bigint, v_numbers) as place
       from (
-        select pg_snapshot_xip(_see.snapshot) union all select pg_snapshot_xmax(_see.snapshot)
+        select pg_snapshot_xip(advance_bounds.snapshot) union all select pg_snapshot_xmax(advance_bounds.snapshot)
       ) as x (xid)
       union
       select cardinality(v_numbers)
@@ -175,7 +175,7 @@ end;
 $$;
 
 -- The ids of up to quantity messages of a queue, locked, in the order in which they are handed out.
-create or replace function messages._look(
+create or replace function notifyq.find_messages(
   queue text,
   quantity integer,
   filter jsonpath,
@@ -201,7 +201,7 @@ declare
   -- A variable, not the call itself: a volatile function cannot be an index condition.
   v_now timestamptz := clock_timestamp();
   v_is_full boolean := thorough or v_seen is null
-    or coalesce(messages._ms(v_now) not between v_place[1] and v_place[1] + v_place[2], true);
+    or coalesce(notifyq.epoch_ms(v_now) not between v_place[1] and v_place[1] + v_place[2], true);
   v_highest integer := 2147483647;
   v_lowest integer := -2147483647 - 1;
   v_after bigint := -9223372036854775807;
@@ -212,24 +212,24 @@ declare
   -- Where the next position stands in v_place.
   v_next integer := 3;
   v_below bigint[];
-  v_work bigint := -messages._work_done();
+  v_work bigint := -notifyq.index_reads();
   v_rest bigint;
   v_ids bigint[] := array[]::bigint[];
-  v_needs_row boolean := filter is not null and messages._needs_row(filter);
+  v_needs_row boolean := filter is not null and notifyq.needs_row(filter);
 begin
   if v_is_full then
     if exists (
       select from messages.message as m
-      where m.queue = _look.queue
+      where m.queue = find_messages.queue
         and m.state = 'scheduled'
         and m.available_at <= v_now
     ) then
-      v_work := v_work + messages._work_done();
-      perform messages._stage(queue, v_now, 10 * quantity);
-      v_work := v_work - messages._work_done();
+      v_work := v_work + notifyq.index_reads();
+      perform notifyq.stage_queue(queue, v_now, 10 * quantity);
+      v_work := v_work - notifyq.index_reads();
     end if;
   else
-    v_low := messages._ended_after(v_seen, v_snapshot);
+    v_low := notifyq.ended_after(v_seen, v_snapshot);
     -- Above the position nothing is read but what those may have published there that ran at the
     -- last look; what was published since is left to the next look from the start.
     if v_low < coalesce(v_bounds[cardinality(v_bounds)], 1) and v_place[3] < v_highest then
@@ -242,8 +242,8 @@ begin
       v_next := 5;
     end if;
   end if;
-  if filter is not null and messages._is_indexed(filter) then
-    v_ids := messages._found_by_index(queue, quantity, filter);
+  if filter is not null and notifyq.is_indexed(filter) then
+    v_ids := notifyq.find_by_index(queue, quantity, filter);
     return array(
       select m.id
       from unnest(v_ids) with ordinality as f (id, place)
@@ -257,17 +257,17 @@ begin
     v_ids := v_ids || array(
       select m.id
       from messages.message as m
-      where m.queue = _look.queue
+      where m.queue = find_messages.queue
         and m.state = 'waiting'
         and m.priority between v_lowest and v_highest
         and m.id > v_after
         and (
-          _look.filter is null
-          or case when v_needs_row then messages._matches(m, _look.filter)
-            else m.message @@ _look.filter end
+          find_messages.filter is null
+          or case when v_needs_row then notifyq.matches(m, find_messages.filter)
+            else m.message @@ find_messages.filter end
         )
       order by m.priority desc, m.id
-      limit _look.quantity - cardinality(v_ids)
+      limit find_messages.quantity - cardinality(v_ids)
       for update skip locked
     );
     exit when cardinality(v_ids) = quantity or v_lowest < -2147483647;
@@ -282,8 +282,8 @@ begin
       v_after := -9223372036854775807;
     end if;
   end loop;
-  v_work := v_work + messages._work_done();
-  v_rest := messages._rest(v_work, v_now);
+  v_work := v_work + notifyq.index_reads();
+  v_rest := notifyq.rest_after(v_work, v_now);
   if v_is_full then
     if v_rest is null then
       if v_place is not null then
@@ -292,7 +292,7 @@ begin
       end if;
       return v_ids;
     end if;
-    v_place := array[messages._ms(v_now), v_rest] || v_place[3:4];
+    v_place := array[notifyq.epoch_ms(v_now), v_rest] || v_place[3:4];
   end if;
   if v_ids <> '{}' then
     select m.priority, m.id into v_highest, v_after
@@ -316,7 +316,7 @@ begin
   end if;
   perform set_config('notifyq.look_' || v_hash, v_place::text, false);
   perform set_config(
-    'notifyq.seen_' || v_hash, messages._see(v_seen, v_snapshot, v_newest)::text, false
+    'notifyq.seen_' || v_hash, notifyq.advance_bounds(v_seen, v_snapshot, v_newest)::text, false
   );
   return v_ids;
 end;
@@ -327,7 +327,7 @@ $$;
 -- Those of the queues (null: of all) in which something waits or is due; the queues as they were
 -- given where finding that out was much work lately, and is left to a look into each. Each step
 -- goes to the next queue that has an entry, so that those with nothing cost nothing.
-create or replace function messages._busy_queues(queues text[], thorough boolean)
+create or replace function notifyq.queues_with_work(queues text[], thorough boolean)
   returns text[]
   language plpgsql
   set enable_seqscan = off
@@ -339,11 +339,11 @@ as $$
 declare
   v_place bigint[] := nullif(current_setting('notifyq.look_queues', true), '')::bigint[];
   v_now timestamptz := clock_timestamp();
-  v_work bigint := -messages._work_done();
+  v_work bigint := -notifyq.index_reads();
   v_rest bigint;
   v_names text[];
 begin
-  if not thorough and messages._ms(v_now) between v_place[1] and v_place[1] + v_place[2] then
+  if not thorough and notifyq.epoch_ms(v_now) between v_place[1] and v_place[1] + v_place[2] then
     return queues;
   end if;
   with recursive waiting as (
@@ -393,14 +393,14 @@ begin
   )
   select array_agg(f.queue) into v_names
   from found as f
-  where _busy_queues.queues is null
-    or f.queue = any (_busy_queues.queues);
-  v_work := v_work + messages._work_done();
-  v_rest := messages._rest(v_work, v_now);
+  where queues_with_work.queues is null
+    or f.queue = any (queues_with_work.queues);
+  v_work := v_work + notifyq.index_reads();
+  v_rest := notifyq.rest_after(v_work, v_now);
   if v_rest is not null or v_place is not null then
     perform set_config(
       'notifyq.look_queues',
-      case when v_rest is null then '' else array[messages._ms(v_now), v_rest]::text end,
+      case when v_rest is null then '' else array[notifyq.epoch_ms(v_now), v_rest]::text end,
       false
     );
   end if;

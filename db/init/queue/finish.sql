@@ -12,19 +12,19 @@ create or replace function messages.finish_many(
   returns setof bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   if statuses is null or array_position(statuses, null) is not null then
-    perform messages._check_given('each of statuses', false);
+    perform notifyq.check_given('each of statuses', false);
   end if;
   if cardinality(ids) <> cardinality(lock_tokens) or cardinality(ids) <> cardinality(statuses) then
-    perform messages._invalid('ids, lock_tokens and statuses must have the same length');
+    perform notifyq.raise_invalid('ids, lock_tokens and statuses must have the same length');
   end if;
   if exists (select from messages.queue_grant) then
-    ids := messages._screen(ids);
+    ids := notifyq.hide_barred(ids);
   end if;
-  return query select a.id from messages._archive(ids, lock_tokens, statuses, details, results)
+  return query select a.id from notifyq.archive(ids, lock_tokens, statuses, details, results)
     as a (id);
 end;
 $$;
@@ -44,17 +44,17 @@ create or replace function messages.finish(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   if status is null then
-    perform messages._check_given('status', false);
+    perform notifyq.check_given('status', false);
   end if;
   if exists (select from messages.queue_grant) then
-    id := (messages._screen(array[id]))[1];
+    id := (notifyq.hide_barred(array[id]))[1];
   end if;
   return exists (
-    select from messages._archive(
+    select from notifyq.archive(
       array[id], array[lock_token], array[status], array[details], array[result]
     )
   );
@@ -65,7 +65,7 @@ comment on function messages.finish(bigint, bigint, messages.message_status, tex
 
 -- The caller has screened the ids, or goes by what all may know: each message that is still locked
 -- under its token is put back, or archived where this was its last attempt.
-create or replace function messages._retry(
+create or replace function notifyq.retry_locked(
   ids bigint[],
   lock_tokens bigint[],
   delays interval[],
@@ -101,15 +101,15 @@ declare
 begin
   with held as materialized (
     select m.id, m.lock_token, m.locked_at, m.locked_by, m.attempts, m.queue,
-      messages._attempts_of(m.max_attempts, m.handler_attempts, q.max_attempts) as most,
+      notifyq.attempts_of(m.max_attempts, m.handler_attempts, q.max_attempts) as most,
       q.backoff, q.backoff_max
     from messages.message as m
     left join messages.queue as q on q.name = m.queue
-    where m.id = any (_retry.ids)
+    where m.id = any (retry_locked.ids)
       and (
         (m.id, m.lock_token, m.state) in (
           select g.id, g.lock_token, 'locked'::messages.message_state
-          from unnest(_retry.ids, _retry.lock_tokens) as g (id, lock_token)
+          from unnest(retry_locked.ids, retry_locked.lock_tokens) as g (id, lock_token)
         )
       ) is true
     order by m.id
@@ -118,14 +118,14 @@ begin
   places as materialized (
     -- Somebody may name a message twice.
     select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.place::integer as place
-    from unnest(_retry.ids, _retry.lock_tokens) with ordinality as u (id, lock_token, place)
+    from unnest(retry_locked.ids, retry_locked.lock_tokens) with ordinality as u (id, lock_token, place)
   ),
   failing as materialized (
     select h.*, p.place,
-      h.backoff is null or h.attempts >= h.most or coalesce(_retry.give_ups[p.place], false)
+      h.backoff is null or h.attempts >= h.most or coalesce(retry_locked.give_ups[p.place], false)
         as ends,
       coalesce(
-        _retry.delays[p.place], messages._backoff(h.backoff, h.backoff_max, h.attempts)
+        retry_locked.delays[p.place], notifyq.backoff(h.backoff, h.backoff_max, h.attempts)
       ) as delay
     from held as h
     join places as p on p.id = h.id and p.lock_token = h.lock_token
@@ -137,16 +137,16 @@ begin
     )
     -- Texts are cut, as they come from programs that may write anything.
     select f.id, f.lock_token, f.locked_at, v_now + greatest(f.delay, interval '0'), f.attempts,
-      _retry.statuses[f.place], f.queue, f.locked_by, left(_retry.error_types[f.place], 200),
-      left(coalesce(_retry.errors[f.place], _retry.details[f.place]), 8000),
-      left(_retry.tracebacks[f.place], 32000)
+      retry_locked.statuses[f.place], f.queue, f.locked_by, left(retry_locked.error_types[f.place], 200),
+      left(coalesce(retry_locked.errors[f.place], retry_locked.details[f.place]), 8000),
+      left(retry_locked.tracebacks[f.place], 32000)
     from failing as f
     where not f.ends
   )
   select array_agg(f.id) filter (where f.ends), array_agg(f.place) filter (where f.ends),
     array_agg(f.id) filter (where not f.ends), array_agg(f.queue) filter (where not f.ends),
     array_agg(f.delay) filter (where not f.ends),
-    array_agg(_retry.details[f.place]) filter (where not f.ends),
+    array_agg(retry_locked.details[f.place]) filter (where not f.ends),
     array_agg(f.most) filter (where f.ends), array_agg(f.most) filter (where not f.ends)
   into v_last, v_last_places, v_again, v_queues, v_delays, v_details, v_last_most, v_again_most
   from failing as f;
@@ -163,27 +163,27 @@ begin
     from unnest(v_again, v_delays, v_details) as u (id, delay, details)
     where m.id = any (v_again)
       and m.id = u.id;
-    perform messages._ring_requeued(v_again, v_queues, v_delays);
+    perform notifyq.notify_requeued(v_again, v_queues, v_delays);
   end if;
   if v_last is not null then
-    perform messages._archive(
-      v_last, array_agg(_retry.lock_tokens[p.place] order by p.number),
-      array_agg(_retry.statuses[p.place] order by p.number),
-      array_agg(_retry.details[p.place] order by p.number)
+    perform notifyq.archive(
+      v_last, array_agg(retry_locked.lock_tokens[p.place] order by p.number),
+      array_agg(retry_locked.statuses[p.place] order by p.number),
+      array_agg(retry_locked.details[p.place] order by p.number)
     )
     from unnest(v_last_places) with ordinality as p (place, number);
     -- The trigger of the archive has noted these attempts, and knows nothing of the error.
     update messages.attempt as a
-    set error_type = left(_retry.error_types[p.place], 200),
-      details = left(coalesce(_retry.errors[p.place], _retry.details[p.place]), 8000),
-      traceback = left(_retry.tracebacks[p.place], 32000)
+    set error_type = left(retry_locked.error_types[p.place], 200),
+      details = left(coalesce(retry_locked.errors[p.place], retry_locked.details[p.place]), 8000),
+      traceback = left(retry_locked.tracebacks[p.place], 32000)
     from unnest(v_last_places) as p (place)
     where a.message_id = any (v_last)
-      and a.message_id = _retry.ids[p.place]
-      and a.lock_token = _retry.lock_tokens[p.place]
+      and a.message_id = retry_locked.ids[p.place]
+      and a.lock_token = retry_locked.lock_tokens[p.place]
       and a.ended_at >= transaction_timestamp()
       and concat(
-        _retry.error_types[p.place], _retry.errors[p.place], _retry.tracebacks[p.place]
+        retry_locked.error_types[p.place], retry_locked.errors[p.place], retry_locked.tracebacks[p.place]
       ) <> '';
   end if;
   return query
@@ -194,7 +194,7 @@ end;
 $$;
 
 -- Once for each queue. Whoever sleeps must know when to look, and who attends looks all the time.
-create or replace function messages._ring_requeued(ids bigint[], queues text[], delays interval[])
+create or replace function notifyq.notify_requeued(ids bigint[], queues text[], delays interval[])
   returns void
   language plpgsql
 as $$
@@ -211,11 +211,11 @@ begin
     order by u.queue
   loop
     if v_near is not null
-      and pg_try_advisory_xact_lock_shared(messages._attended_key(v_name))
+      and pg_try_advisory_xact_lock_shared(notifyq.suppression_key(v_name))
     then
-      perform messages._ring(messages._queue(v_name), messages._compact(v_near));
-    elsif exists (select from messages.flow as f where f.is_held) then
-      perform messages._ring_freed(array[v_name], v_all);
+      perform notifyq.notify_queue(notifyq.find_queue(v_name), notifyq.compact_ids(v_near));
+    elsif exists (select from notifyq.flow as f where f.is_held) then
+      perform notifyq.notify_freed(array[v_name], v_all);
     end if;
   end loop;
 end;
@@ -238,7 +238,7 @@ create or replace function messages.retry_many(
   returns setof record
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_count integer := cardinality(ids);
@@ -251,17 +251,17 @@ begin
     ]) as u (length)
     where u.length <> v_count
   ) then
-    perform messages._invalid('ids, lock_tokens and all that is given must have the same length');
+    perform notifyq.raise_invalid('ids, lock_tokens and all that is given must have the same length');
   end if;
-  perform messages._check_duration('delay', u.delay)
+  perform notifyq.check_duration('delay', u.delay)
   from unnest(delays) as u (delay)
   where u.delay is not null;
   if exists (select from messages.queue_grant) then
-    ids := messages._screen(ids);
+    ids := notifyq.hide_barred(ids);
   end if;
   return query
   select r.id, r.max_attempts, r.delay
-  from messages._retry(
+  from notifyq.retry_locked(
     ids, lock_tokens, delays, details,
     array(
       select coalesce(u.status, 'failed')
@@ -295,11 +295,11 @@ create or replace function messages.retry(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   if status is null then
-    perform messages._check_given('status', false);
+    perform notifyq.check_given('status', false);
   end if;
   return exists (
     select from messages.retry_many(

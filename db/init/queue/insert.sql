@@ -3,11 +3,11 @@
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 -- Never called: the condition of its triggers is what matters.
-create or replace function messages._number()
+create or replace function notifyq.number_rows()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return null;
@@ -21,18 +21,18 @@ create or replace trigger number
   before insert on messages.message
   for each statement
   when (pg_current_xact_id() is null)
-  execute function messages._number();
+  execute function notifyq.number_rows();
 
-create or replace function messages._schedule()
+create or replace function notifyq.set_scheduled()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   -- No client could read it otherwise. Infinity means never.
-  if not messages._is_instant(nullif(new.available_at, 'infinity')) then
-    perform messages._invalid(
+  if not notifyq.is_instant(nullif(new.available_at, 'infinity')) then
+    perform notifyq.raise_invalid(
       format('available_at must be between the years 1 and 9999, not %s', new.available_at),
       'use infinity for never'
     );
@@ -51,11 +51,11 @@ create or replace trigger schedule
   before insert or update of available_at on messages.message
   for each row
   when (new.available_at <> now())
-  execute function messages._schedule();
+  execute function notifyq.set_scheduled();
 
 -- For several messages of one statement, from first_id on: one bell for each of their queues. What
 -- is due within a minute rings, too: whoever sleeps must know when to look, see next_due().
-create or replace function messages._announce_all(first_id bigint, insertion xid)
+create or replace function notifyq.notify_inserted(first_id bigint, insertion xid)
   returns void
   language plpgsql
   set enable_seqscan = off
@@ -85,16 +85,16 @@ begin
     order by m.queue
   loop
     -- Another queue of the same statement may be attended.
-    continue when not pg_try_advisory_xact_lock_shared(messages._attended_key(v_name));
-    if not pg_try_advisory_xact_lock_shared(messages._publishing_key(v_name)) then
-      perform messages._await_drop(v_name);
+    continue when not pg_try_advisory_xact_lock_shared(notifyq.suppression_key(v_name));
+    if not pg_try_advisory_xact_lock_shared(notifyq.publishing_key(v_name)) then
+      perform notifyq.await_drop(v_name);
     end if;
-    v_queue := messages._queue(v_name);
+    v_queue := notifyq.find_queue(v_name);
     if v_ringing > 1 and v_last - v_first + 1 = v_ringing then
-      perform messages._ring(v_queue, format('%s-%s', v_first, v_last));
+      perform notifyq.notify_queue(v_queue, format('%s-%s', v_first, v_last));
     elsif v_ringing > 0 then
       -- Other sessions published in between. 1000 ids say as much as a million.
-      perform messages._ring(v_queue, messages._compact(array(
+      perform notifyq.notify_queue(v_queue, notifyq.compact_ids(array(
         select m.id
         from messages.message as m
         where m.id >= first_id
@@ -108,9 +108,9 @@ begin
     v_announced := greatest(v_announced, v_end);
   end loop;
   if v_announced is not null then
-    perform setval('messages.announced_first_seq', first_id),
-      setval('messages.announced_last_seq', v_announced),
-      setval('messages.announced_queue_seq', (
+    perform setval('notifyq.announced_first_seq', first_id),
+      setval('notifyq.announced_last_seq', v_announced),
+      setval('notifyq.announced_queue_seq', (
         select 1 + (hashtextextended(m.queue, 0) & 4611686018427387903)
         from messages.message as m where m.id = first_id
       )),
@@ -119,11 +119,11 @@ begin
 end;
 $$;
 
-create or replace function messages.announce(first_id bigint, queue text, is_due boolean)
+create or replace function notifyq.check_inserted(first_id bigint, queue text, is_due boolean)
   returns void
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
 declare
@@ -145,23 +145,23 @@ begin
     if exists (
       select from messages.message as m where m.id > first_id and m.xmin = v_xmin
     ) then
-      perform messages._announce_all(first_id, v_xmin);
+      perform notifyq.notify_inserted(first_id, v_xmin);
       return;
     end if;
   end if;
   -- Held to the end of the transaction, before the registry is read: drop_queue() waits for it,
   -- else it could miss messages that are not committed yet and leave them without a queue.
-  if not pg_try_advisory_xact_lock_shared(messages._publishing_key(announce.queue)) then
-    perform messages._await_drop(announce.queue);
+  if not pg_try_advisory_xact_lock_shared(notifyq.publishing_key(check_inserted.queue)) then
+    perform notifyq.await_drop(check_inserted.queue);
   end if;
-  v_queue := messages._queue(announce.queue);
-  if announce.is_due then
+  v_queue := notifyq.find_queue(check_inserted.queue);
+  if check_inserted.is_due then
     -- Where each row speaks for itself, equal bells of a transaction become one.
-    perform messages._ring(v_queue, case when v_is_serializable then '' else first_id::text end);
+    perform notifyq.notify_queue(v_queue, case when v_is_serializable then '' else first_id::text end);
   end if;
 end;
 $$;
-comment on function messages.announce(bigint, text, boolean) is
+comment on function notifyq.check_inserted(bigint, text, boolean) is
   'Check the queues of the messages that this transaction has just inserted, from first_id on, and '
   'ring once for each that is not attended; in a serializable transaction, of this message alone. '
   'Called by the insert trigger with the rights of the role that inserts; of no other use. Raises '
@@ -173,24 +173,24 @@ comment on function messages.announce(bigint, text, boolean) is
 --
 -- The setting only says that this transaction has called announce(). Whoever inserts may have set
 -- it, so sequences tell for which messages that was.
-create or replace function messages._published()
+create or replace function notifyq.published()
   returns trigger
   language plpgsql
 as $$
 begin
   if (case
     when pg_catalog.current_setting('notifyq.announced', true) operator(pg_catalog.<>) ''
-      then new.id operator(pg_catalog.>) pg_catalog.currval('messages.announced_last_seq')
-        or new.id operator(pg_catalog.<) pg_catalog.currval('messages.announced_first_seq')
+      then new.id operator(pg_catalog.>) pg_catalog.currval('notifyq.announced_last_seq')
+        or new.id operator(pg_catalog.<) pg_catalog.currval('notifyq.announced_first_seq')
         -- Where there are keys ids don't come in their order.
-        and pg_catalog.currval('messages.announced_queue_seq') operator(pg_catalog.<>) (
+        and pg_catalog.currval('notifyq.announced_queue_seq') operator(pg_catalog.<>) (
           1::pg_catalog.int8 operator(pg_catalog.+) (
             pg_catalog.hashtextextended(new.queue, 0) operator(pg_catalog.&) 4611686018427387903
           )
         )
     else true
   end) then
-    perform messages.announce(
+    perform notifyq.check_inserted(
       new.id, new.queue,
       new.available_at operator(pg_catalog.<)
         (pg_catalog.now() operator(pg_catalog.+) interval '1 minute')
@@ -201,11 +201,11 @@ end;
 $$;
 
 -- The condition is the publisher's half of the bell, see common/notify.sql. It asks for the key
--- that _attended_key() names (a call of that function would cost more than the lock), after the row
+-- that suppression_key() names (a call of that function would cost more than the lock), after the row
 -- is written: by then the transaction has its number, and whoever stops attending waits for its
 -- end.
 create or replace trigger published
   after insert on messages.message
   for each row
   when (pg_try_advisory_xact_lock_shared(hashtextextended(new.queue, 7305427004)))
-  execute function messages._published();
+  execute function notifyq.published();

@@ -10,7 +10,7 @@
 -- setting notifyq.owned: empty, or `none`, or `<id>:<token>`; it goes back with a transaction.
 
 -- What distinguishes this session from all others, those before it with the same pid included.
-create or replace function messages._own_session()
+create or replace function notifyq.own_session()
   returns text
   language plpgsql
 as $$
@@ -34,16 +34,16 @@ begin
     end if;
   end loop;
   if not exists (
-    select from messages.owner_session as o where o.pid = pg_backend_pid() and o.number = v_number
+    select from notifyq.owner_session as o where o.pid = pg_backend_pid() and o.number = v_number
   ) then
-    insert into messages.owner_session (pid, number) values (pg_backend_pid(), v_number);
+    insert into notifyq.owner_session (pid, number) values (pg_backend_pid(), v_number);
   end if;
   return format('%s.%s', pg_backend_pid(), v_number);
 end;
 $$;
 
 -- `none` or `<id>:<token>`, split; the session waits no more.
-create or replace function messages._leave_owned()
+create or replace function notifyq.leave_owned()
   returns bigint[]
   language plpgsql
 as $$
@@ -65,12 +65,12 @@ create or replace function messages.owned()
   returns setof messages.message
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
 declare
   v_before text := current_setting('notifyq.owned', true);
-  v_key bigint[] := messages._leave_owned();
+  v_key bigint[] := notifyq.leave_owned();
 begin
   perform set_config('notifyq.owned', v_before, false);
   return query
@@ -79,7 +79,7 @@ begin
   where m.id = v_key[1]
     and m.lock_token = v_key[2]
     and (m.state = 'locked') is true
-    and m.queue <> all (messages._barred_queues());
+    and m.queue <> all (notifyq.barred_queues());
 end;
 $$;
 comment on function messages.owned() is
@@ -94,10 +94,10 @@ create or replace function messages.finish_owned(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_key bigint[] := messages._leave_owned();
+  v_key bigint[] := notifyq.leave_owned();
 begin
   return messages.finish(v_key[1], v_key[2], status, details, result);
 end;
@@ -110,10 +110,10 @@ create or replace function messages.release_owned(delay interval default null)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_key bigint[] := messages._leave_owned();
+  v_key bigint[] := notifyq.leave_owned();
 begin
   return messages.release(v_key[1], v_key[2], delay);
 end;
@@ -123,7 +123,7 @@ comment on function messages.release_owned(interval) is
   'had not been handed out; whoever waits is woken. False: it owns none, or has ended it already. '
   'Raises NQ018 if it has not waited.';
 
-create or replace function messages.claim_owned(
+create or replace function notifyq.claim_owned(
   queues text[],
   filters jsonpath[] default null,
   worker text default null,
@@ -136,20 +136,20 @@ create or replace function messages.claim_owned(
 )
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
 begin
-  perform messages._note_newest();
+  perform notifyq.note_newest();
   if not is_again then
     if current_setting('notifyq.owned', true) like '%:%' then
       perform messages.finish_owned();
     end if;
-    perform messages._check_filters(queues, filters);
-    perform messages._queue(u.name) from unnest(queues) as u (name);
+    perform notifyq.check_filters(queues, filters);
+    perform notifyq.find_queue(u.name) from unnest(queues) as u (name);
     perform set_config('notifyq.owned', 'none', false);
   end if;
-  perform messages._return_gone();
+  perform notifyq.return_orphaned();
   for v_place in 1 .. cardinality(queues) loop
     begin
       select c.id, c.lock_token, c.queue, c.message
@@ -166,7 +166,7 @@ begin
     continue when claim_owned.id is null;
     update messages.message as m
     set lock_expires_at = 'infinity',
-      locked_by = format('%s:%s', coalesce(worker, 'session'), messages._own_session())
+      locked_by = format('%s:%s', coalesce(worker, 'session'), notifyq.own_session())
     where m.id = claim_owned.id;
     perform set_config(
       'notifyq.owned', format('%s:%s', claim_owned.id, claim_owned.lock_token), false
@@ -176,7 +176,7 @@ begin
   end loop;
 end;
 $$;
-comment on function messages.claim_owned(text[], jsonpath[], text, boolean) is
+comment on function notifyq.claim_owned(text[], jsonpath[], text, boolean) is
   'What messages.wait() does in one look, without waiting: finish what this session owns, and hand '
   'it a message of the first of queues that has one, which it owns from then on. filters has a '
   'JSON path predicate for each of the queues, see claim(); a queue may be listed more than once. '
@@ -224,7 +224,7 @@ begin
       0::pg_catalog.float8
     )
   );
-  v_found := messages.claim_owned(queues, filters, worker);
+  v_found := notifyq.claim_owned(queues, filters, worker);
   loop
     commit;
     exit when v_found.place is not null;
@@ -237,7 +237,7 @@ begin
       v_pause operator(pg_catalog.*) 1.5::pg_catalog.float8, 0.05::pg_catalog.float8
     );
     commit;
-    v_found := messages.claim_owned(queues, filters, worker, true);
+    v_found := notifyq.claim_owned(queues, filters, worker, true);
   end loop;
   place := coalesce(v_found.place, 0);
   id := v_found.id;

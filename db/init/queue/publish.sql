@@ -24,7 +24,7 @@ create or replace function messages.publish(
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
@@ -35,7 +35,7 @@ declare
 begin
   -- What a lone event costs is what most publishers pay, and each function that a test names is
   -- looked up once a transaction, asked for or not: so one that needs no other tests is written
-  -- here, in the way of _publish_events(), and those that it may need stand apart.
+  -- here, in the way of publish_events(), and those that it may need stand apart.
   select s.segment, s.lone_bytes into v_segment, v_room
   from messages.stream as s
   where s.name = publish.queue;
@@ -50,8 +50,8 @@ begin
       and publish.priority = 0
       and publish.delay is null and publish.available_at is null
       and publish.dedup_key is null and publish.after is null and publish.max_attempts is null
-      -- Asked for what it does besides, see _check_events().
-      and pg_relation_is_updatable('messages.schema_version', false) is not null
+      -- Asked for what it does besides, see check_events().
+      and pg_relation_is_updatable('notifyq.schema_version', false) is not null
     then
       insert into messages.event (segment, type, key, message, headers)
       values (
@@ -59,13 +59,13 @@ begin
       )
       returning id into v_id;
       if pg_try_advisory_xact_lock_shared(hashtextextended(publish.queue, 7305427005)) then
-        perform messages._ring_stream(s) from messages.stream as s where s.name = publish.queue;
+        perform notifyq.notify_stream(s) from messages.stream as s where s.name = publish.queue;
       end if;
       return v_id;
     end if;
   end if;
   if publish.delay is not null or publish.available_at is not null then
-    perform messages._check_due(publish.delay, publish.available_at);
+    perform notifyq.check_due(publish.delay, publish.available_at);
   end if;
   v_due := coalesce(
     publish.available_at,
@@ -74,35 +74,35 @@ begin
     now()
   );
   if publish.message is null then
-    perform messages._invalid('message must not be null', 'publish the JSON value null instead');
+    perform notifyq.raise_invalid('message must not be null', 'publish the JSON value null instead');
   end if;
   if publish.queue is null then
-    perform messages._invalid('queue must not be null', 'name a queue, as in ''default''');
+    perform notifyq.raise_invalid('queue must not be null', 'name a queue, as in ''default''');
   end if;
   if v_segment is not null then
-    perform messages._check_plain(
+    perform notifyq.check_plain(
       publish.priority, v_due > now(),
       publish.dedup_key is not null or publish.after is not null, publish.max_attempts
     );
     return (
-      messages._publish_events(
+      notifyq.publish_events(
         publish.queue, array[publish.message], array[publish.key], publish.type, publish.headers
       )
     )[1];
   end if;
   if publish.max_attempts is not null then
-    perform messages._check_attempts(publish.max_attempts);
+    perform notifyq.check_attempts(publish.max_attempts);
   end if;
   -- What is seldom asked for costs the others these null tests.
   if publish.dedup_scope is not null or publish.dedup_window is not null
     or publish.on_duplicate is distinct from 'keep' or publish.after is not null
   then
     return (
-      messages._publish_all(
-        messages._template(
+      notifyq.publish_all(
+        notifyq.message_template(
           publish.queue, publish.priority, v_due, publish.type, publish.headers,
           publish.max_attempts,
-          messages._check_unique(
+          notifyq.check_unique(
             case when publish.dedup_key is not null then array[publish.dedup_key] end,
             publish.dedup_scope, publish.dedup_window, publish.on_duplicate, v_due > now()
           )
@@ -157,13 +157,13 @@ comment on function messages.publish(
 
 -- Publish many: put an array of messages into a queue with one statement and one bell.
 
-create or replace function messages._check_keys(name text, keys text[], messages jsonb[])
+create or replace function notifyq.check_keys(name text, keys text[], messages jsonb[])
   returns void
   language plpgsql
 as $$
 begin
   if cardinality(keys) <> cardinality(messages) then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('there are %s messages, but %s %s', cardinality(messages), cardinality(keys), name),
       'give a key for each message, or null where it has none'
     );
@@ -191,7 +191,7 @@ create or replace function messages.publish_many(
   returns setof bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
@@ -200,40 +200,40 @@ declare
   v_null integer := array_position(publish_many.messages, null);
   v_scope text;
 begin
-  perform messages._check_due(publish_many.delay, publish_many.available_at);
+  perform notifyq.check_due(publish_many.delay, publish_many.available_at);
   v_due := coalesce(
     publish_many.available_at,
     case when publish_many.delay > interval '0' then clock_timestamp() + publish_many.delay end,
     now()
   );
-  v_scope := messages._check_unique(
+  v_scope := notifyq.check_unique(
     publish_many.dedup_keys, publish_many.dedup_scope, publish_many.dedup_window,
     publish_many.on_duplicate, v_due > now()
   );
   if v_null is not null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('message %s is null', v_null), 'publish the JSON value null instead'
     );
   end if;
-  perform messages._check_attempts(publish_many.max_attempts);
-  perform messages._check_keys('keys', publish_many.keys, publish_many.messages);
-  perform messages._check_keys('dedup_keys', publish_many.dedup_keys, publish_many.messages);
+  perform notifyq.check_attempts(publish_many.max_attempts);
+  perform notifyq.check_keys('keys', publish_many.keys, publish_many.messages);
+  perform notifyq.check_keys('dedup_keys', publish_many.dedup_keys, publish_many.messages);
   if exists (select from messages.stream as s where s.name = publish_many.queue) then
-    perform messages._check_plain(
+    perform notifyq.check_plain(
       publish_many.priority, v_due > now(),
       publish_many.dedup_keys is not null or publish_many.after is not null,
       publish_many.max_attempts
     );
     return query
     select unnest(
-      messages._publish_events(
+      notifyq.publish_events(
         publish_many.queue, publish_many.messages, publish_many.keys, publish_many.type,
         publish_many.headers
       )
     );
     return;
   end if;
-  v_queue := messages._queue(publish_many.queue);
+  v_queue := notifyq.find_queue(publish_many.queue);
   if publish_many.dedup_keys is null and publish_many.after is null and v_queue.durable then
     -- Rows of a function come in the order that it gives them. A sort would change nothing and, of
     -- very many, write a file.
@@ -249,7 +249,7 @@ begin
   end if;
   if publish_many.dedup_keys is null and publish_many.after is null then
     return query
-    insert into messages.message_volatile as m
+    insert into notifyq.message_volatile as m
       (id, queue, message, priority, available_at, type, headers, key, max_attempts)
     select
       nextval('messages.message_id_seq'), publish_many.queue, p.message,
@@ -266,8 +266,8 @@ begin
   return query
   select p.id
   from unnest(
-    messages._publish_all(
-      messages._template(
+    notifyq.publish_all(
+      notifyq.message_template(
         publish_many.queue, publish_many.priority, v_due, publish_many.type, publish_many.headers,
         publish_many.max_attempts, v_scope
       ),

@@ -11,7 +11,7 @@
 -- each other.
 
 -- The scope as it is kept in a message: null for live.
-create or replace function messages._check_unique(
+create or replace function notifyq.check_unique(
   dedup_keys text[],
   dedup_scope text,
   dedup_window interval,
@@ -23,33 +23,33 @@ create or replace function messages._check_unique(
 as $$
 begin
   if (on_duplicate in ('keep', 'replace', 'debounce')) is not true then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format(
         'on_duplicate must be keep, replace or debounce, not %s', coalesce(on_duplicate, 'null')
       )
     );
   end if;
   if dedup_scope not in ('live', 'waiting') then
-    perform messages._invalid(format('dedup_scope must be live or waiting, not %s', dedup_scope));
+    perform notifyq.raise_invalid(format('dedup_scope must be live or waiting, not %s', dedup_scope));
   end if;
   if dedup_keys is null then
     if dedup_scope is not null or dedup_window is not null or on_duplicate <> 'keep' then
-      perform messages._invalid(
+      perform notifyq.raise_invalid(
         'dedup_scope, dedup_window and on_duplicate need a dedup_key',
         'say what makes two messages the same'
       );
     end if;
     return null;
   end if;
-  perform messages._check_positive('dedup_window', dedup_window);
+  perform notifyq.check_positive('dedup_window', dedup_window);
   if on_duplicate = 'replace' and dedup_window is not null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'dedup_window does not go with replace: a finished message cannot become the newer one',
       'keep drops the newer message within the window, debounce puts off one that waits'
     );
   end if;
   if on_duplicate = 'debounce' and not is_delayed then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'debounce needs a delay: how long it must be quiet before the message is due'
     );
   end if;
@@ -62,7 +62,7 @@ $$;
 
 -- Take keys for the time of a window: null for each that is ours now, as id, else the message that
 -- has it. Each key is given once.
-create or replace function messages._take_keys(
+create or replace function notifyq.take_keys(
   queue text,
   dedup_keys text[],
   ids bigint[],
@@ -88,9 +88,9 @@ begin
   end if;
   -- A key that was there may be removed before the look below, as its time is over: try again.
   loop
-    insert into messages.dedup as d (queue, dedup_key, id, expires_at)
-    select _take_keys.queue, u.dedup_key, u.id, v_now + _take_keys.dedup_window
-    from unnest(_take_keys.dedup_keys, _take_keys.ids) as u (dedup_key, id)
+    insert into notifyq.dedup as d (queue, dedup_key, id, expires_at)
+    select take_keys.queue, u.dedup_key, u.id, v_now + take_keys.dedup_window
+    from unnest(take_keys.dedup_keys, take_keys.ids) as u (dedup_key, id)
     where u.dedup_key is not null
     order by u.dedup_key
     on conflict on constraint dedup_queue_dedup_key_pk do update
@@ -99,11 +99,11 @@ begin
     where d.expires_at <= v_now;
     v_holders := array(
       select case when u.dedup_key is null then u.id else (
-        select d.id from messages.dedup as d
-        where d.queue = _take_keys.queue
+        select d.id from notifyq.dedup as d
+        where d.queue = take_keys.queue
           and d.dedup_key = u.dedup_key
       ) end
-      from unnest(_take_keys.dedup_keys, _take_keys.ids) with ordinality
+      from unnest(take_keys.dedup_keys, take_keys.ids) with ordinality
         as u (dedup_key, id, position)
       order by u.position
     );
@@ -111,14 +111,14 @@ begin
   end loop;
   return array(
     select nullif(h.holder, h.id)
-    from unnest(v_holders, _take_keys.ids) with ordinality as h (holder, id, position)
+    from unnest(v_holders, take_keys.ids) with ordinality as h (holder, id, position)
     order by h.position
   );
 end;
 $$;
 
 -- Make a message the newer one; null: it has given up its key, and another may be published.
-create or replace function messages._renew(
+create or replace function notifyq.renew_message(
   id bigint,
   newer messages.message,
   payload jsonb,
@@ -134,7 +134,7 @@ declare
   v_queue messages.queue;
 begin
   update messages.message as m
-  set message = _renew.payload,
+  set message = renew_message.payload,
     headers = newer.headers,
     type = newer.type,
     priority = newer.priority,
@@ -145,25 +145,25 @@ begin
       else m.available_at end,
     -- The trigger `schedule` makes it scheduled where it is not due.
     state = case when on_duplicate = 'debounce' then 'waiting' else m.state end
-  where m.id = _renew.id
+  where m.id = renew_message.id
     and m.state <> 'locked'
     and m.dedup_key is not null
   returning m.state into v_state;
   if not found then
     -- Locked by a worker, and unique while it is live.
     return (
-      select m.id from messages.message as m where m.id = _renew.id and m.dedup_scope is null
+      select m.id from messages.message as m where m.id = renew_message.id and m.dedup_scope is null
     );
   end if;
   if on_duplicate = 'debounce' and v_state = 'waiting' then
     select q.* into v_queue from messages.queue as q where q.name = newer.queue;
-    perform messages._ring(v_queue, id::text);
+    perform notifyq.notify_queue(v_queue, id::text);
   end if;
   return id;
 end;
 $$;
 
-create or replace function messages._forget_keys(quantity bigint)
+create or replace function notifyq.forget_keys(quantity bigint)
   returns integer
   language plpgsql
   set enable_seqscan = off
@@ -173,13 +173,13 @@ declare
   v_now timestamptz := clock_timestamp();
   v_forgotten integer;
 begin
-  delete from messages.dedup as d
+  delete from notifyq.dedup as d
   where d.ctid = any (array(
     select e.ctid
-    from messages.dedup as e
+    from notifyq.dedup as e
     where e.expires_at <= v_now
     order by e.expires_at
-    limit _forget_keys.quantity
+    limit forget_keys.quantity
     for update skip locked
   ));
   get diagnostics v_forgotten = row_count;
@@ -190,7 +190,7 @@ $$;
 -- Publish all: what publish() and publish_many() do where a message may be there already.
 
 -- What messages have in common that are published together.
-create or replace function messages._template(
+create or replace function notifyq.message_template(
   queue text,
   priority integer,
   due timestamptz,
@@ -218,7 +218,7 @@ end;
 $$;
 
 -- Publish messages that may be there already; return the ids of those that stand, in order.
-create or replace function messages._publish_all(
+create or replace function notifyq.publish_all(
   template messages.message,
   payloads jsonb[],
   keys text[],
@@ -245,21 +245,21 @@ declare
   v_ids bigint[];
   v_each record;
   v_after bigint[];
-  v_ended messages.dependency[];
+  v_ended notifyq.dependency[];
 begin
-  v_queue := messages._queue(template.queue);
+  v_queue := notifyq.find_queue(template.queue);
   -- The trigger `admit` does not see a message that is there already.
   if exists (select from messages.queue_grant) then
-    perform messages._check_access(template.queue, 'publish into');
+    perform notifyq.check_access(template.queue, 'publish into');
   end if;
   if cardinality(after) > 0 then
     if on_duplicate = 'debounce' then
-      perform messages._invalid('debounce and after exclude each other');
+      perform notifyq.raise_invalid('debounce and after exclude each other');
     end if;
     if not v_queue.durable then
-      perform messages._invalid('messages of a queue that is not durable wait for no others');
+      perform notifyq.raise_invalid('messages of a queue that is not durable wait for no others');
     end if;
-    v_ended := messages._predecessors(after, on_failure);
+    v_ended := notifyq.predecessors(after, on_failure);
     v_after := array(
       select u.id from unnest(after) with ordinality as u (id, position)
       group by u.id
@@ -282,7 +282,7 @@ begin
     order by p.position
   );
   if dedup_window is not null and on_duplicate = 'keep' then
-    v_ids := messages._take_keys(
+    v_ids := notifyq.take_keys(
       template.queue,
       array(
         select case when p.leads then p.dedup_key end
@@ -332,7 +332,7 @@ begin
         where p.id <> p.new
         order by p.dedup_key
       loop
-        v_ids[v_each.position] := messages._renew(
+        v_ids[v_each.position] := notifyq.renew_message(
           v_each.id, template, v_each.payload, on_duplicate, dedup_window
         );
       end loop;
@@ -343,7 +343,7 @@ begin
   end loop;
   if dedup_window is not null and on_duplicate = 'keep' then
     -- One that stood already has no window of this publication's.
-    delete from messages.dedup as d
+    delete from notifyq.dedup as d
     where d.queue = template.queue
       and (d.dedup_key, d.id) in (
         select p.dedup_key, p.new
@@ -352,7 +352,7 @@ begin
       );
   end if;
   if v_after is not null then
-    perform messages._depend(
+    perform notifyq.add_dependencies(
       array(select u.id from unnest(v_ids, v_new) as u (id, new) where u.id = u.new),
       v_after, on_failure, due, delay, v_ended
     );

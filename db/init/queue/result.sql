@@ -5,7 +5,7 @@
 --
 -- raises: NQ002 message not found, NQ007 no right to the queue
 
-create or replace function messages._report(id bigint)
+create or replace function notifyq.message_result(id bigint)
   returns messages.message_report
   language plpgsql
   stable
@@ -21,28 +21,28 @@ begin
     null::jsonb
   into v_report
   from messages.message as m
-  where m.id = _report.id;
+  where m.id = message_result.id;
   if not found then
     select
       a.id, a.queue, a.status::text, a.attempts, a.available_at, a.archived_at, a.details, a.result
     into v_report
     from messages.message_archive as a
-    where a.id = _report.id;
+    where a.id = message_result.id;
   end if;
   if not found then
     raise exception using
       errcode = 'NQ002',
-      message = format('there is no message %s', coalesce(_report.id::text, 'null')),
+      message = format('there is no message %s', coalesce(message_result.id::text, 'null')),
       hint = 'its id is wrong, it was never committed, or it was deleted: the archive keeps a '
         'message for as long as the retention of its queue says';
   end if;
   -- Who publishes may know what comes of it, and who consumes makes it so.
   if exists (select from messages.queue_grant as g where g.queue = v_report.queue)
     and not (
-      messages._may(v_report.queue, 'publish into') or messages._has_role('notifyq_reader')
+      notifyq.is_allowed(v_report.queue, 'publish into') or notifyq.has_role('notifyq_reader')
     )
   then
-    perform messages._check_access(v_report.queue, 'consume from');
+    perform notifyq.check_access(v_report.queue, 'consume from');
   end if;
   return v_report;
 end;
@@ -53,10 +53,10 @@ create or replace function messages.result(id bigint)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return messages._report(id);
+  return notifyq.message_result(id);
 end;
 $$;
 comment on function messages.result(bigint) is
@@ -69,13 +69,13 @@ create or replace function messages.await_result(id bigint)
   returns messages.message_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
 declare
   -- Nothing is marked for a caller who may not know.
-  v_report messages.message_report := messages._report(id);
+  v_report messages.message_report := notifyq.message_result(id);
   v_queue messages.queue;
   v_state messages.message_state;
 begin
@@ -91,10 +91,10 @@ begin
     -- A claim that came by in this moment has skipped the row.
     select q.* into v_queue from messages.queue as q where q.name = v_report.queue;
     if found then
-      perform messages._ring(v_queue, id::text);
+      perform notifyq.notify_queue(v_queue, id::text);
     end if;
   end if;
-  return messages._report(id);
+  return notifyq.message_result(id);
 end;
 $$;
 comment on function messages.await_result(bigint) is

@@ -10,7 +10,7 @@ create or replace function messages.extend_many(
   returns setof bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
   set enable_seqscan = off
   set jit = off
@@ -19,9 +19,9 @@ as $$
 declare
   v_now timestamptz := clock_timestamp();
 begin
-  perform messages._check_positive('lock_timeout', extend_many.lock_timeout);
+  perform notifyq.check_positive('lock_timeout', extend_many.lock_timeout);
   if exists (select from messages.queue_grant) then
-    ids := messages._screen(ids);
+    ids := notifyq.hide_barred(ids);
   end if;
   return query
   update messages.message as m
@@ -51,7 +51,7 @@ create or replace function messages.extend(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return exists (
@@ -63,7 +63,7 @@ comment on function messages.extend(bigint, bigint, interval) is
   'Hold a lock for lock_timeout (null: that of the queue) from now on. False: the lock was lost, '
   'and nothing changed.';
 
-create or replace function messages._release(
+create or replace function notifyq.release_locked(
   ids bigint[],
   lock_tokens bigint[],
   delay interval
@@ -78,7 +78,7 @@ as $$
 declare
   v_freed messages.message[];
 begin
-  perform messages._check_duration('delay', _release.delay);
+  perform notifyq.check_duration('delay', release_locked.delay);
   with freed as (
     update messages.message as m
     set state = 'waiting',
@@ -88,27 +88,27 @@ begin
       lock_token = least(m.lock_token, 9223372036854775806) + 1,
       attempts = greatest(m.attempts, -2147483647) - 1,
       available_at = case
-        when _release.delay > interval '0' then clock_timestamp() + _release.delay
+        when release_locked.delay > interval '0' then clock_timestamp() + release_locked.delay
         else m.available_at end
-    where m.id = any (_release.ids)
+    where m.id = any (release_locked.ids)
       and (
         (m.id, m.lock_token, m.state) in (
           select g.id, g.lock_token, 'locked'::messages.message_state
-          from unnest(_release.ids, _release.lock_tokens) as g (id, lock_token)
+          from unnest(release_locked.ids, release_locked.lock_tokens) as g (id, lock_token)
         )
       ) is true
     returning m as row
   )
   select coalesce(array_agg(f.row), '{}') into v_freed from freed as f;
-  perform messages._ring(q, messages._compact(array_agg(f.id)))
+  perform notifyq.notify_queue(q, notifyq.compact_ids(array_agg(f.id)))
   from unnest(v_freed) as f
   join messages.queue as q on q.name = f.queue
   where f.state = 'waiting'
   group by q;
-  if _release.delay > interval '0' and exists (
-    select from messages.flow as f where f.is_held
+  if release_locked.delay > interval '0' and exists (
+    select from notifyq.flow as f where f.is_held
   ) then
-    perform messages._ring_freed(array_agg(distinct f.queue), array_agg(f.id))
+    perform notifyq.notify_freed(array_agg(distinct f.queue), array_agg(f.id))
     from unnest(v_freed) as f;
   end if;
   return query select f.id from unnest(v_freed) as f order by f.id;
@@ -123,13 +123,13 @@ create or replace function messages.release_many(
   returns setof bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   if exists (select from messages.queue_grant) then
-    ids := messages._screen(ids);
+    ids := notifyq.hide_barred(ids);
   end if;
-  return query select r.id from messages._release(ids, lock_tokens, delay) as r (id);
+  return query select r.id from notifyq.release_locked(ids, lock_tokens, delay) as r (id);
 end;
 $$;
 comment on function messages.release_many(bigint[], bigint[], interval) is
@@ -144,7 +144,7 @@ create or replace function messages.release(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return exists (select from messages.release_many(array[id], array[lock_token], delay));
@@ -154,11 +154,11 @@ comment on function messages.release(bigint, bigint, interval) is
   'Give up a lock as if the message had not been claimed: it is back in its old place at once, or '
   'after delay, and the attempt does not count. False: the lock was lost, and nothing changed.';
 
-create or replace function messages.release_orphans(worker text, known bigint[])
+create or replace function notifyq.release_orphans(worker text, known bigint[])
   returns integer
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set jit = off
@@ -184,7 +184,7 @@ begin
   );
 end;
 $$;
-comment on function messages.release_orphans(text, bigint[]) is
+comment on function notifyq.release_orphans(text, bigint[]) is
   'Release what is locked in the name of worker and not among the ids known to it: the messages of '
   'a claim whose answer was lost with the connection. Returns how many. The name must be the '
   'worker''s alone.';
@@ -195,35 +195,35 @@ create or replace function messages.take(queue text, quantity integer default 1)
   returns setof messages.message
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_sort = off
   set enable_bitmapscan = off
   set jit = off
 as $$
 declare
-  v_queue messages.queue := messages._queue(take.queue);
+  v_queue messages.queue := notifyq.find_queue(take.queue);
   v_now timestamptz := clock_timestamp();
   v_ids bigint[];
   v_taken messages.message[];
 begin
-  perform messages._check_quantity(take.quantity, 10000);
+  perform notifyq.check_quantity(take.quantity, 10000);
   if exists (select from messages.queue_grant) then
-    perform messages._check_access(v_queue.name, 'consume from');
+    perform notifyq.check_access(v_queue.name, 'consume from');
   end if;
   if v_queue.paused then
     return;
   end if;
   if v_queue.is_limited then
-    if messages._enter(array[v_queue.name]) = '{}' then
+    if notifyq.enter_turn(array[v_queue.name]) = '{}' then
       return;
     end if;
-    v_ids := messages._look_flow(v_queue, take.quantity, null, true);
+    v_ids := notifyq.find_limited(v_queue, take.quantity, null, true);
     v_taken := array(
       select m from messages.message as m where m.id = any (v_ids) order by m.id
     );
   else
-    perform messages._stage(v_queue.name, v_now, 10 * take.quantity);
+    perform notifyq.stage_queue(v_queue.name, v_now, 10 * take.quantity);
     v_taken := array(
       select m
       from messages.message as m
@@ -234,7 +234,7 @@ begin
       for update skip locked
     );
   end if;
-  perform messages._archive(
+  perform notifyq.archive(
     array(select t.id from unnest(v_taken) as t),
     array(select t.lock_token from unnest(v_taken) as t),
     array(select 'success'::messages.message_status from unnest(v_taken)),
@@ -255,7 +255,7 @@ create or replace function messages.cancel(id bigint)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
 declare
@@ -267,7 +267,7 @@ begin
     and m.state <> 'locked'
   for update skip locked;
   return found and exists (
-    select from messages._archive(
+    select from notifyq.archive(
       array[v_message.id], array[v_message.lock_token],
       array['rejected'::messages.message_status], array['cancelled'],
       state => v_message.state

@@ -8,9 +8,9 @@
 --
 -- raises: 22P02 and the like: no text of such a value
 
--- A type by the name that _type_name() has given it; the schema may be one that the owner of this
+-- A type by the name that type_name() has given it; the schema may be one that the owner of this
 -- one has no right to use.
-create or replace function messages._type_of(name text)
+create or replace function notifyq.find_type(name text)
   returns oid
   language plpgsql
   stable
@@ -23,7 +23,7 @@ begin
   if cardinality(v_parts) = 1 then
     return name::regtype::oid;
   end if;
-  select case when _type_of.name like '%[]' then t.typarray else t.oid end into v_type
+  select case when find_type.name like '%[]' then t.typarray else t.oid end into v_type
   from pg_type as t
   join pg_namespace as n on n.oid = t.typnamespace
   where n.nspname = v_parts[1]
@@ -36,7 +36,7 @@ end;
 $$;
 
 -- Of an array type the type of its elements, else null: names and points have elements, too.
-create or replace function messages._element_type(type oid)
+create or replace function notifyq.element_type(type oid)
   returns oid
   language sql
   stable
@@ -44,31 +44,31 @@ as $$
   select t.typelem
   from pg_type as t
   join pg_type as e on e.oid = t.typelem and e.typarray = t.oid
-  where t.oid = _element_type.type;
+  where t.oid = element_type.type;
 $$;
 
 -- Whether the input function of a type is all that runs when a text of it is read, for ever.
-create or replace function messages._is_inert(type oid)
+create or replace function notifyq.is_inert(type oid)
   returns boolean
   language plpgsql
   stable
 as $$
 declare
-  v_kind "char" := (select t.typtype from pg_type as t where t.oid = _is_inert.type);
+  v_kind "char" := (select t.typtype from pg_type as t where t.oid = is_inert.type);
   v_part oid := coalesce(
-    messages._element_type(type),
+    notifyq.element_type(type),
     (
       select r.rngsubtype from pg_range as r
-      where _is_inert.type in (r.rngtypid, r.rngmultitypid)
+      where is_inert.type in (r.rngtypid, r.rngmultitypid)
     )
   );
 begin
-  return v_kind in ('b', 'e', 'r', 'm') and (v_part is null or messages._is_inert(v_part));
+  return v_kind in ('b', 'e', 'r', 'm') and (v_part is null or notifyq.is_inert(v_part));
 end;
 $$;
 
 -- The columns of the text of a row, as record_in() would find them.
-create or replace function messages._row_fields(value text)
+create or replace function notifyq.row_fields(value text)
   returns text[]
   language plpgsql
   immutable
@@ -98,7 +98,7 @@ begin
 end;
 $$;
 
-create or replace function messages._text_json(
+create or replace function notifyq.text_json(
   value text,
   type oid,
   modifier integer default -1
@@ -120,15 +120,15 @@ begin
   select t.typtype as kind, t.typbasetype as base, t.typtypmod as modifier, t.typrelid as relation
   into v_type
   from pg_type as t
-  where t.oid = _text_json.type;
+  where t.oid = text_json.type;
   if v_type.kind = 'd' then
-    return messages._text_json(value, v_type.base, v_type.modifier);
+    return notifyq.text_json(value, v_type.base, v_type.modifier);
   end if;
   if v_type.kind = 'c' then
-    v_fields := messages._row_fields(value);
+    v_fields := notifyq.row_fields(value);
     select coalesce(
         jsonb_object_agg(
-          a.attname, messages._text_json(v_fields[a.place], a.atttypid, a.atttypmod)
+          a.attname, notifyq.text_json(v_fields[a.place], a.atttypid, a.atttypmod)
         ), '{}'
       ),
       count(*)
@@ -146,29 +146,29 @@ begin
     end if;
     return v_row;
   end if;
-  v_element := messages._element_type(type);
+  v_element := notifyq.element_type(type);
   if v_element is not null then
-    return messages._array_json(value, v_element, modifier);
+    return notifyq.array_json(value, v_element, modifier);
   end if;
-  if not messages._is_inert(type) then
+  if not notifyq.is_inert(type) then
     return to_jsonb(value);  -- a range over domains or rows, whose bounds are not read
   end if;
   -- An array of one value is how an input function is called by its type.
-  v_row := messages._array_json(
+  v_row := notifyq.array_json(
     '{"' || replace(replace(value, '\', '\\'), '"', '\"') || '"}', type, modifier
   );
   return v_row -> 0;
 end;
 $$;
 
-create or replace function messages._array_json(value text, element oid, modifier integer)
+create or replace function notifyq.array_json(value text, element oid, modifier integer)
   returns jsonb
   language plpgsql
   stable
 as $$
 begin
-  if not messages._is_inert(element) then
-    return messages._elements_json(to_jsonb(value::text[]), element, modifier);
+  if not notifyq.is_inert(element) then
+    return notifyq.elements_json(to_jsonb(value::text[]), element, modifier);
   end if;
   -- Of a type that somebody has made it would look for a cast to json.
   if element < 16384::oid then
@@ -180,18 +180,18 @@ end;
 $$;
 
 -- Texts in an array, of whatever dimensions.
-create or replace function messages._elements_json(texts jsonb, element oid, modifier integer)
+create or replace function notifyq.elements_json(texts jsonb, element oid, modifier integer)
   returns jsonb
   language plpgsql
   stable
 as $$
 begin
   if jsonb_typeof(texts) <> 'array' then
-    return messages._text_json(texts #>> '{}', element, modifier);
+    return notifyq.text_json(texts #>> '{}', element, modifier);
   end if;
   return (
     select coalesce(
-      jsonb_agg(messages._elements_json(t.text, element, modifier) order by t.place), '[]'
+      jsonb_agg(notifyq.elements_json(t.text, element, modifier) order by t.place), '[]'
     )
     from jsonb_array_elements(texts) with ordinality as t (text, place)
   );

@@ -7,7 +7,7 @@
 -- raises: NQ001 queue not found, NQ003 invalid argument, 42804 value of another type
 
 -- The name under which a queue keeps a type: these functions all have one search path.
-create or replace function messages._type_name(type regtype)
+create or replace function notifyq.type_name(type regtype)
   returns text
   language plpgsql
   stable
@@ -17,7 +17,7 @@ begin
     select from pg_type as t where t.oid = type and t.typtype <> 'p' and t.typisdefined
       and t.typnamespace <> pg_my_temp_schema()
   ) then
-    perform messages._invalid(format('payload_type cannot be %s', type), 'give one for columns');
+    perform notifyq.raise_invalid(format('payload_type cannot be %s', type), 'give one for columns');
   end if;
   return nullif(type::text, '-');
 end;
@@ -28,7 +28,7 @@ create or replace function messages.payload_type(queue text, given text default 
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_type text;
@@ -39,11 +39,11 @@ begin
     (select s.payload_type from messages.stream as s where s.name = payload_type.queue)
   );
   if given is not null and v_type is null then
-    perform messages._queue(queue)
+    perform notifyq.find_queue(queue)
     where not exists (select from messages.stream as s where s.name = payload_type.queue);
-    perform messages._invalid(format('%L has no payload_type', queue), 'use messages.publish()');
+    perform notifyq.raise_invalid(format('%L has no payload_type', queue), 'use messages.publish()');
   elsif given <> v_type then
-    perform messages._mismatch(queue, v_type, given, null);
+    perform notifyq.mismatch(queue, v_type, given, null);
   end if;
   return v_type;
 end;
@@ -66,7 +66,7 @@ create or replace function messages.enqueue(
 )
   returns bigint
   language plpgsql
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set datestyle = 'ISO, YMD'
   set intervalstyle = 'postgres'
   set extra_float_digits = 1
@@ -107,7 +107,7 @@ create or replace function messages.enqueue(
 )
   returns bigint
   language plpgsql
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_type text := messages.payload_type(enqueue.queue);
@@ -154,7 +154,7 @@ create or replace function messages.enqueue(
 )
   returns bigint
   language plpgsql
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return messages.enqueue(
@@ -171,7 +171,7 @@ create or replace function messages.value_of(message jsonb, type anyelement)
   returns anyelement
   language plpgsql
   stable
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set datestyle = 'ISO, YMD'
   set intervalstyle = 'postgres'
   set extra_float_digits = 1

@@ -3,14 +3,14 @@
 -- raises: NQ003 invalid argument
 
 -- Says what the field may be; never returns.
-create or replace function messages._refuse_cron(
+create or replace function notifyq.refuse_cron(
   field text, term text, lowest integer, highest integer, names text[]
 )
   returns void
   language plpgsql
 as $$
 begin
-  perform messages._invalid(
+  perform notifyq.raise_invalid(
     format('%L cannot be the %s of a cron expression', left(term, 100), field),
     format(
       'it is a number from %s to %s%s, a range like %s-%s, * for all, any of them with a step '
@@ -30,7 +30,7 @@ end;
 $$;
 
 -- A number, or a name in place of one; null if it is neither.
-create or replace function messages._cron_number(word text, lowest integer, names text[])
+create or replace function notifyq.cron_number(word text, lowest integer, names text[])
   returns integer
   language plpgsql
   immutable
@@ -46,7 +46,7 @@ $$;
 -- The values of one field. Besides the numbers of the field, 32 and 33 are the last day and the
 -- last working day of a month; a day of the week has 10 to 50 added for the first to the fifth of
 -- the month, and 60 for the last.
-create or replace function messages._cron_values(
+create or replace function notifyq.cron_values(
   field text, expression text, lowest integer, highest integer, names text[] default '{}'
 )
   returns integer[]
@@ -82,11 +82,11 @@ begin
       continue;
     end if;
     v_first := case v_parts[1]
-      when '*' then lowest else messages._cron_number(v_parts[1], lowest, names)
+      when '*' then lowest else notifyq.cron_number(v_parts[1], lowest, names)
     end;
     v_step := coalesce(v_parts[5]::integer, 1);
     v_last := case
-      when v_parts[3] is not null then messages._cron_number(v_parts[3], lowest, names)
+      when v_parts[3] is not null then notifyq.cron_number(v_parts[3], lowest, names)
       when v_parts[1] = '*' or v_parts[5] is not null then highest
       else v_first
     end;
@@ -101,7 +101,7 @@ begin
         and (field <> 'day of the week' or v_parts[1] = '*' or coalesce(v_parts[2], v_parts[4])
           is not null)
     then
-      perform messages._refuse_cron(field, v_term, lowest, highest, names);
+      perform notifyq.refuse_cron(field, v_term, lowest, highest, names);
     end if;
     v_values := v_values || case
       when v_parts[6] = 'l' then array[v_first % 7 + 60]
@@ -116,7 +116,7 @@ end;
 $$;
 
 -- The six fields of an expression, as texts.
-create or replace function messages._cron_fields(cron text)
+create or replace function notifyq.cron_fields(cron text)
   returns text[]
   language plpgsql
 as $$
@@ -139,7 +139,7 @@ begin
     v_fields := '0'::text || v_fields;
   end if;
   if (cardinality(v_fields) = 6 and left(v_cron, 1) <> '@') is not true then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%L is not a cron expression', left(cron, 100)),
       'give minute, hour, day of the month, month and day of the week, as in 30 8 * * mon-fri; '
       'seconds before them; @hourly, @daily, @weekly, @monthly or @yearly; or @every 90s'
@@ -150,7 +150,7 @@ end;
 $$;
 
 -- The seconds of `@every`, or null where the expression is another one.
-create or replace function messages._cron_every(cron text)
+create or replace function notifyq.cron_every(cron text)
   returns bigint
   language plpgsql
 as $$
@@ -173,7 +173,7 @@ begin
     and extract(year from v_every) = 0
     and extract(month from v_every) = 0
   ) is not true then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%L cannot be the interval of @every', left(v_text, 100)),
       'it is of whole seconds, from one to 365 days, as in @every 90s or @every 1h30m'
     );

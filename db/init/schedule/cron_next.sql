@@ -6,43 +6,43 @@
 -- clock in UTC shows it; hence the `set timezone` of these functions.
 
 -- What a clock of the zone shows at an instant.
-create or replace function messages._shown(at timestamptz, timezone text)
+create or replace function notifyq.local_time_at(at timestamptz, timezone text)
   returns timestamptz
   language plpgsql
   immutable
   set timezone = 'UTC'
 as $$
 begin
-  return (_shown.at at time zone _shown.timezone) at time zone 'UTC';
+  return (local_time_at.at at time zone local_time_at.timezone) at time zone 'UTC';
 end;
 $$;
 
 -- The instants at which a clock of the zone shows this: none where it was set forward over it, two
 -- where it was set back.
-create or replace function messages._instants(shown timestamptz, timezone text)
+create or replace function notifyq.instants(shown timestamptz, timezone text)
   returns timestamptz[]
   language plpgsql
   stable
   set timezone = 'UTC'
 as $$
 declare
-  v_near timestamptz := (_instants.shown at time zone 'UTC') at time zone _instants.timezone;
+  v_near timestamptz := (instants.shown at time zone 'UTC') at time zone instants.timezone;
 begin
   -- By the difference to UTC of the day before and that of the day after.
   return array(
     select distinct i.instant
     from unnest(array[v_near - interval '1 day', v_near + interval '1 day']) as d (day)
     cross join lateral (
-      select _instants.shown - (messages._shown(d.day, _instants.timezone) - d.day)
+      select instants.shown - (notifyq.local_time_at(d.day, instants.timezone) - d.day)
     ) as i (instant)
-    where messages._shown(i.instant, _instants.timezone) = _instants.shown
+    where notifyq.local_time_at(i.instant, instants.timezone) = instants.shown
     order by i.instant
   );
 end;
 $$;
 
 -- The first second after the clocks of the zone were set, somewhere in the two days around.
-create or replace function messages._clock_change(around timestamptz, timezone text)
+create or replace function notifyq.clock_change(around timestamptz, timezone text)
   returns timestamptz
   language plpgsql
   stable
@@ -51,12 +51,12 @@ as $$
 declare
   v_before timestamptz := date_trunc('second', around) - interval '1 day';
   v_after timestamptz := date_trunc('second', around) + interval '1 day';
-  v_offset interval := messages._shown(v_before, timezone) - v_before;
+  v_offset interval := notifyq.local_time_at(v_before, timezone) - v_before;
   v_middle timestamptz;
 begin
   while v_after - v_before > interval '1 second' loop
     v_middle := date_trunc('second', v_before + (v_after - v_before) / 2);
-    if messages._shown(v_middle, timezone) - v_middle = v_offset then
+    if notifyq.local_time_at(v_middle, timezone) - v_middle = v_offset then
       v_before := v_middle;
     else
       v_after := v_middle;
@@ -67,7 +67,7 @@ end;
 $$;
 
 -- The first day from this one on that fits; null: there is none in 50 years.
-create or replace function messages._next_day(
+create or replace function notifyq.next_day(
   day date, days integer[], months integer[], weekdays integer[], must_fit_both boolean
 )
   returns date
@@ -122,16 +122,16 @@ end;
 $$;
 
 -- What a clock shows when the expression fits next, after it has shown this; null as above.
-create or replace function messages._next_shown(shown timestamptz, fields text[])
+create or replace function notifyq.next_shown(shown timestamptz, fields text[])
   returns timestamptz
   language plpgsql
   stable
   set timezone = 'UTC'
 as $$
 declare
-  v_seconds integer[] := messages._cron_values('second', fields[1], 0, 59);
-  v_minutes integer[] := messages._cron_values('minute', fields[2], 0, 59);
-  v_hours integer[] := messages._cron_values('hour', fields[3], 0, 23);
+  v_seconds integer[] := notifyq.cron_values('second', fields[1], 0, 59);
+  v_minutes integer[] := notifyq.cron_values('minute', fields[2], 0, 59);
+  v_hours integer[] := notifyq.cron_values('hour', fields[3], 0, 23);
   v_from timestamptz := date_trunc('second', shown) + interval '1 second';
   v_start date := v_from::date;
   v_second integer := extract(second from v_from)::integer;
@@ -154,13 +154,13 @@ begin
     v_minute := v_minutes[1];
   end if;
   v_start := v_start + (v_found is null)::integer;
-  v_day := messages._next_day(
+  v_day := notifyq.next_day(
     v_start,
-    messages._cron_values('day of the month', fields[4], 1, 31),
-    messages._cron_values(
+    notifyq.cron_values('day of the month', fields[4], 1, 31),
+    notifyq.cron_values(
       'month', fields[5], 1, 12, '{jan,feb,mar,apr,may,jun,jul,aug,sep,oct,nov,dec}'
     ),
-    messages._cron_values('day of the week', fields[6], 0, 7, '{sun,mon,tue,wed,thu,fri,sat}'),
+    notifyq.cron_values('day of the week', fields[6], 0, 7, '{sun,mon,tue,wed,thu,fri,sat}'),
     -- As in all crons since Vixie's: a day must fit both fields if one of them begins with a star,
     -- else it is enough to fit either.
     fields[4] like '*%' or fields[6] like '*%'
@@ -182,7 +182,7 @@ $$;
 
 -- Minutes or hours that begin with a star mean each that really passes: twice where the clock is
 -- set back, never where it jumps.
-create or replace function messages._next_passing(
+create or replace function notifyq.next_passing(
   fields text[], timezone text, later_than timestamptz
 )
   returns timestamptz
@@ -190,31 +190,31 @@ create or replace function messages._next_passing(
   stable
 as $$
 declare
-  v_shown timestamptz := messages._shown(later_than, timezone);
-  v_now timestamptz[] := messages._instants(date_trunc('second', v_shown), timezone);
+  v_shown timestamptz := notifyq.local_time_at(later_than, timezone);
+  v_now timestamptz[] := notifyq.instants(date_trunc('second', v_shown), timezone);
   v_found timestamptz;
   v_change timestamptz;
   v_again timestamptz;
 begin
   loop
-    v_again := messages._next_shown(v_shown, fields);
+    v_again := notifyq.next_shown(v_shown, fields);
     exit when v_again is null;
     select min(i) into v_found
-    from unnest(messages._instants(v_again, timezone)) as i
+    from unnest(notifyq.instants(v_again, timezone)) as i
     where i > later_than;
     exit when v_found is not null;
     -- Jumped over: go on where the clock does.
-    v_change := messages._clock_change(v_again, timezone);
-    v_shown := messages._shown(v_change, timezone) - interval '1 second';
+    v_change := notifyq.clock_change(v_again, timezone);
+    v_shown := notifyq.local_time_at(v_change, timezone) - interval '1 second';
   end loop;
   if v_now[2] > later_than then
     -- What the clock has shown in this hour, it shows once more.
-    v_change := messages._clock_change(v_now[2], timezone);
-    v_again := messages._next_shown(
-      messages._shown(v_change, timezone) - interval '1 second', fields
+    v_change := notifyq.clock_change(v_now[2], timezone);
+    v_again := notifyq.next_shown(
+      notifyq.local_time_at(v_change, timezone) - interval '1 second', fields
     );
     select least(v_found, min(i)) into v_found
-    from unnest(messages._instants(v_again, timezone)) as i
+    from unnest(notifyq.instants(v_again, timezone)) as i
     where i >= v_change;
   end if;
   return v_found;
@@ -222,7 +222,7 @@ end;
 $$;
 
 -- Fixed times come once a day: at once after a jump over them, and the first time of two.
-create or replace function messages._next_fixed(
+create or replace function notifyq.next_fixed(
   fields text[], timezone text, later_than timestamptz
 )
   returns timestamptz
@@ -230,19 +230,19 @@ create or replace function messages._next_fixed(
   stable
 as $$
 declare
-  v_shown timestamptz := messages._shown(later_than, timezone);
+  v_shown timestamptz := notifyq.local_time_at(later_than, timezone);
   v_found timestamptz;
 begin
   loop
-    v_shown := messages._next_shown(v_shown, fields);
+    v_shown := notifyq.next_shown(v_shown, fields);
     exit when v_shown is null;
     v_found := coalesce(
-      (messages._instants(v_shown, timezone))[1], messages._clock_change(v_shown, timezone)
+      (notifyq.instants(v_shown, timezone))[1], notifyq.clock_change(v_shown, timezone)
     );
     exit when v_found > later_than;
     -- Set back, and shown before: go on with what is new.
-    v_shown := messages._shown(
-      messages._clock_change(v_found, timezone) - interval '1 second', timezone
+    v_shown := notifyq.local_time_at(
+      notifyq.clock_change(v_found, timezone) - interval '1 second', timezone
     );
   end loop;
   return v_found;
@@ -258,42 +258,42 @@ create or replace function messages.cron_next(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_after timestamptz := coalesce(cron_next.later_than, now());
-  v_every bigint := messages._cron_every(cron);
+  v_every bigint := notifyq.cron_every(cron);
   v_fields text[];
   v_next timestamptz;
 begin
-  perform messages._check_instant('later_than', v_after);
+  perform notifyq.check_instant('later_than', v_after);
   if v_every is not null then
     v_next := to_timestamp((floor(extract(epoch from v_after) / v_every) + 1) * v_every);
-    perform messages._check_instant('the next instant', v_next);
+    perform notifyq.check_instant('the next instant', v_next);
     return v_next;
   end if;
-  v_fields := messages._cron_fields(cron);
+  v_fields := notifyq.cron_fields(cron);
   begin
-    perform messages._shown(v_after, timezone);
+    perform notifyq.local_time_at(v_after, timezone);
   exception
     when invalid_parameter_value then
-      perform messages._invalid(
+      perform notifyq.raise_invalid(
         format('there is no time zone %L', left(timezone, 100)),
         'use a name like Europe/Oslo: pg_timezone_names lists them'
       );
   end;
   if v_fields[2] like '*%' or v_fields[3] like '*%' then
-    v_next := messages._next_passing(v_fields, timezone, v_after);
+    v_next := notifyq.next_passing(v_fields, timezone, v_after);
   else
-    v_next := messages._next_fixed(v_fields, timezone, v_after);
+    v_next := notifyq.next_fixed(v_fields, timezone, v_after);
   end if;
   if v_next is null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%L never comes: no day fits it in 50 years', left(cron, 100)),
       'see its day of the month, month and day of the week'
     );
   end if;
-  perform messages._check_instant('the next instant', v_next);
+  perform notifyq.check_instant('the next instant', v_next);
   return v_next;
 end;
 $$;
@@ -306,7 +306,7 @@ comment on function messages.cron_next(text, text, timestamptz) is
   'pass. Raises NQ003, which says what of the expression is wrong.';
 
 -- The last time that it fitted, up to an instant and from one on at which it did, and the next.
-create or replace function messages._cron_around(
+create or replace function notifyq.cron_around(
   cron text, timezone text, since timestamptz, until timestamptz
 )
   returns timestamptz[]

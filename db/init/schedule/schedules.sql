@@ -2,28 +2,28 @@
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ017 schedule not found
 
-create or replace function messages._check_schedule(schedule messages.schedule)
+create or replace function notifyq.check_schedule(schedule messages.schedule)
   returns void
   language plpgsql
 as $$
 declare
-  v_queue messages.queue := messages._queue(schedule.queue);
+  v_queue messages.queue := notifyq.find_queue(schedule.queue);
   v_bytes integer := octet_length(schedule.message::text) + octet_length(schedule.headers::text);
   v_excess text := coalesce(
-    messages._excess('message', schedule.message), messages._excess('header', schedule.headers)
+    notifyq.excess_of('message', schedule.message), notifyq.excess_of('header', schedule.headers)
   );
 begin
   if octet_length(schedule.name) not between 1 and 200
     or schedule.name ~ '[[:cntrl:]]'
     or schedule.name <> btrim(schedule.name)
   then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%L cannot be the name of a schedule', left(schedule.name, 200)),
       'a name has 1 to 200 bytes, no control character and no blank at its ends'
     );
   end if;
   if jsonb_typeof(schedule.headers) <> 'object' then
-    perform messages._invalid('headers must be a JSON object');
+    perform notifyq.raise_invalid('headers must be a JSON object');
   end if;
   -- Room for what each message says of its schedule.
   if v_bytes > v_queue.max_bytes - 500 then
@@ -34,42 +34,42 @@ begin
     v_excess := 'type and key must not have more than 200 bytes';
   end if;
   if v_excess is not null then
-    perform messages._invalid(v_excess, 'else its messages could not be published');
+    perform notifyq.raise_invalid(v_excess, 'else its messages could not be published');
   end if;
-  perform messages._check_attempts(schedule.max_attempts);
-  perform messages._check_duration('jitter', schedule.jitter);
+  perform notifyq.check_attempts(schedule.max_attempts);
+  perform notifyq.check_duration('jitter', schedule.jitter);
   if schedule.jitter not between interval '0' and interval '1 day' then
-    perform messages._invalid(format('jitter must be up to one day, not %s', schedule.jitter));
+    perform notifyq.raise_invalid(format('jitter must be up to one day, not %s', schedule.jitter));
   end if;
   if schedule.overlap not in ('allow', 'skip_waiting', 'skip') then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('overlap must be allow, skip_waiting or skip, not %s', schedule.overlap)
     );
   end if;
   if schedule.backfill not between 0 and 100 then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('backfill must be between 0 and 100, not %s', schedule.backfill)
     );
   end if;
   if schedule.grace < interval '0' then
-    perform messages._invalid('grace must not be negative');
+    perform notifyq.raise_invalid('grace must not be negative');
   end if;
-  perform messages._check_duration('grace', schedule.grace);
+  perform notifyq.check_duration('grace', schedule.grace);
 end;
 $$;
 
 -- The name as pg_timezone_names has it; what else PostgreSQL takes for a zone knows no summer.
-create or replace function messages._timezone(name text)
+create or replace function notifyq.check_timezone(name text)
   returns text
   language plpgsql
 as $$
 declare
   v_name text := (
-    select z.name from pg_timezone_names as z where lower(z.name) = lower(_timezone.name) limit 1
+    select z.name from pg_timezone_names as z where lower(z.name) = lower(check_timezone.name) limit 1
   );
 begin
   if v_name is null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('there is no time zone %L', left(name, 100)),
       'use a name like Europe/Oslo: pg_timezone_names lists them'
     );
@@ -97,14 +97,14 @@ create or replace function messages.schedule(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_old messages.schedule;
   v_new messages.schedule;
 begin
   if name is null or cron is null then
-    perform messages._invalid('name and cron of a schedule must not be null');
+    perform notifyq.raise_invalid('name and cron of a schedule must not be null');
   end if;
   select s.* into v_old from messages.schedule as s where s.name = schedule.name for update;
   v_new.name := name;
@@ -120,10 +120,10 @@ begin
   v_new.overlap := coalesce(overlap, 'allow');
   v_new.backfill := coalesce(backfill, 1);
   v_new.grace := coalesce(grace, interval '5 minutes');
-  perform messages._check_schedule(v_new);
+  perform notifyq.check_schedule(v_new);
   v_new.timezone := coalesce(timezone, 'UTC');
   if v_new.timezone is distinct from v_old.timezone then
-    v_new.timezone := messages._timezone(v_new.timezone);
+    v_new.timezone := notifyq.check_timezone(v_new.timezone);
   end if;
   -- A run that is due is not lost to a new payload.
   v_new.next_at := case
@@ -171,7 +171,7 @@ create or replace function messages.unschedule(name text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   delete from messages.schedule as s where s.name = unschedule.name;
@@ -184,7 +184,7 @@ comment on function messages.unschedule(text) is
 -- Enable: list schedules, stop them for a while, and let them go on.
 
 -- Locked until the end of the transaction.
-create or replace function messages._schedule_named(name text)
+create or replace function notifyq.lock_schedule(name text)
   returns messages.schedule
   language plpgsql
 as $$
@@ -193,7 +193,7 @@ declare
 begin
   select s.* into v_schedule
   from messages.schedule as s
-  where s.name = _schedule_named.name
+  where s.name = lock_schedule.name
   for update;
   if not found then
     raise exception using
@@ -210,7 +210,7 @@ create or replace function messages.schedule_info(name text default null)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
@@ -223,14 +223,14 @@ $$;
 comment on function messages.schedule_info(text) is
   'All schedules, or the one of this name: what they publish, when next, and how it went.';
 
-create or replace function messages.enable_schedule(name text)
+create or replace function messages.resume_schedule(name text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_schedule messages.schedule := messages._schedule_named(name);
+  v_schedule messages.schedule := notifyq.lock_schedule(name);
 begin
   update messages.schedule as s
   set enabled = true,
@@ -242,18 +242,18 @@ begin
   return found;
 end;
 $$;
-comment on function messages.enable_schedule(text) is
+comment on function messages.resume_schedule(text) is
   'Let a schedule fire again, from its next time on: what came while it was disabled is not made '
   'up for. False: it was enabled already. Raises NQ017 for an unknown schedule.';
 
-create or replace function messages.disable_schedule(name text)
+create or replace function messages.pause_schedule(name text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_schedule messages.schedule := messages._schedule_named(name);
+  v_schedule messages.schedule := notifyq.lock_schedule(name);
 begin
   update messages.schedule as s
   set enabled = false
@@ -262,14 +262,14 @@ begin
   return found;
 end;
 $$;
-comment on function messages.disable_schedule(text) is
+comment on function messages.pause_schedule(text) is
   'Let a schedule fire no more until it is enabled again; redefining it does not. False: it was '
   'disabled already. Raises NQ017 for an unknown schedule.';
 
 -- Fire: publish what is due by a schedule, once for each of its times.
 
 -- One message for each of these times, by one statement; returns the id of the last.
-create or replace function messages._publish_due(schedule messages.schedule, due timestamptz[])
+create or replace function notifyq.publish_due(schedule messages.schedule, due timestamptz[])
   returns bigint
   language plpgsql
   -- So that a time reads the same whoever fires.
@@ -282,7 +282,7 @@ begin
     return null;
   end if;
   with published as (
-    -- The token is one that nobody else can give to a new message, see _admit(): a schedule was
+    -- The token is one that nobody else can give to a new message, see admit(): a schedule was
     -- allowed to publish when it was defined, and who fires it need not be allowed to.
     insert into messages.message as m
       (queue, message, headers, type, priority, key, max_attempts, available_at, lock_token)
@@ -295,7 +295,7 @@ begin
         then greatest(now(), d.due + random() * schedule.jitter) else now()
       end,
       1
-    from unnest(_publish_due.due) as d (due)
+    from unnest(publish_due.due) as d (due)
     order by d.due
     returning m.id
   )
@@ -306,12 +306,12 @@ end;
 $$;
 
 -- What of a schedule is due: which times, whether to leave them out, and when it is due again.
-create or replace function messages._fire(schedule messages.schedule, until timestamptz)
+create or replace function notifyq.fire_schedule(schedule messages.schedule, until timestamptz)
   returns integer
   language plpgsql
 as $$
 declare
-  v_around timestamptz[] := messages._cron_around(
+  v_around timestamptz[] := notifyq.cron_around(
     schedule.cron, schedule.timezone, schedule.next_at, until
   );
   v_last timestamptz := v_around[1];
@@ -334,12 +334,12 @@ begin
     v_due := v_time || v_due;
     exit when v_time <= schedule.next_at;
     v_time := (
-      messages._cron_around(
+      notifyq.cron_around(
         schedule.cron, schedule.timezone, schedule.next_at, v_time - interval '1 second'
       )
     )[1];
   end loop;
-  v_id := messages._publish_due(schedule, v_due);
+  v_id := notifyq.publish_due(schedule, v_due);
   update messages.schedule as s
   set next_at = v_around[2],
     last_at = case when v_id is null then s.last_at else v_last end,
@@ -352,11 +352,11 @@ begin
 end;
 $$;
 
-create or replace function messages.fire_schedules(quantity integer default 100)
+create or replace function notifyq.fire_schedules(quantity integer default 100)
   returns integer
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   -- By the index, from what has been due for longest: nothing else is looked at.
   set enable_seqscan = off
   set enable_bitmapscan = off
@@ -367,7 +367,7 @@ declare
   v_error text;
   v_fired integer := 0;
 begin
-  perform messages._check_quantity(fire_schedules.quantity, 10000);
+  perform notifyq.check_quantity(fire_schedules.quantity, 10000);
   -- Whoever locks the row first fires; to all others it has its next time by then.
   for v_schedule in
     select s.*
@@ -380,7 +380,7 @@ begin
     for update skip locked
   loop
     begin
-      v_fired := v_fired + messages._fire(v_schedule, v_now);
+      v_fired := v_fired + notifyq.fire_schedule(v_schedule, v_now);
     exception
       -- One whose queue is gone must not stop the others, nor the upkeep.
       when others then
@@ -397,15 +397,15 @@ begin
   return v_fired;
 end;
 $$;
-comment on function messages.fire_schedules(integer) is
+comment on function notifyq.fire_schedules(integer) is
   'Publish what is due by up to quantity schedules; return how many messages. maintain() does it. '
   'A schedule that cannot fire is tried again a minute later, with a WARNING each time.';
 
-create or replace function messages.next_schedule()
+create or replace function notifyq.next_schedule()
   returns interval
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
 as $$
@@ -423,7 +423,7 @@ begin
   return greatest(v_next_at - clock_timestamp(), interval '0');
 end;
 $$;
-comment on function messages.next_schedule() is
+comment on function notifyq.next_schedule() is
   'How long it is until a schedule is due; zero if one is, null if there is none. For whoever '
   'sleeps until then to call fire_schedules().';
 
@@ -431,15 +431,15 @@ create or replace function messages.run_schedule(name text)
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_schedule messages.schedule := messages._schedule_named(name);
+  v_schedule messages.schedule := notifyq.lock_schedule(name);
   v_due timestamptz := date_trunc('second', clock_timestamp());
   v_id bigint;
 begin
   v_schedule.jitter := interval '0';
-  v_id := messages._publish_due(v_schedule, array[v_due]);
+  v_id := notifyq.publish_due(v_schedule, array[v_due]);
   update messages.schedule as s
   set last_at = v_due, last_id = v_id
   where s.name = v_schedule.name;

@@ -1,4 +1,4 @@
--- Owner: all of the schema belongs to one role, with whose rights its functions act.
+-- Owner: all of both schemas belongs to one role, with whose rights its functions act.
 
 -- The functions act with the rights of their owner, who had better be nobody: a role that cannot
 -- log in and has no other right. Whoever installs hands the schema over, if that is possible; a
@@ -14,6 +14,7 @@ begin
     return;
   end if;
   alter schema messages owner to notifyq_owner;
+  alter schema notifyq owner to notifyq_owner;
 exception
   -- A server whose roles others manage; the functions then act with the rights of who installed.
   when insufficient_privilege then null;
@@ -34,12 +35,12 @@ begin
   end if;
   for v_statement in
     select format(
-      'alter %s messages.%I owner to %s',
-      case c.relkind when 'c' then 'type' when 'S' then 'sequence' else 'table' end, c.relname,
-      v_owner
+      'alter %s %s.%I owner to %s',
+      case c.relkind when 'c' then 'type' when 'S' then 'sequence' else 'table' end,
+      c.relnamespace::regnamespace, c.relname, v_owner
     )
     from pg_class as c
-    where c.relnamespace = 'messages'::regnamespace
+    where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
       and c.relkind in ('r', 'p', 'v', 'c', 'S')
       and c.relowner <> v_owner
       -- A sequence of a column goes with its table.
@@ -49,15 +50,17 @@ begin
           and c.relkind = 'S'
       )
     union all
-    select format('alter type messages.%I owner to %s', t.typname, v_owner)
+    select format(
+      'alter type %s.%I owner to %s', t.typnamespace::regnamespace, t.typname, v_owner
+    )
     from pg_type as t
-    where t.typnamespace = 'messages'::regnamespace
+    where t.typnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
       and t.typtype = 'e'
       and t.typowner <> v_owner
     union all
     select format('alter routine %s owner to %s', p.oid::regprocedure, v_owner)
     from pg_proc as p
-    where p.pronamespace = 'messages'::regnamespace
+    where p.pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
       and p.prokind in ('f', 'p')
       and p.proowner <> v_owner
   loop

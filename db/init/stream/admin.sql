@@ -2,7 +2,7 @@
 --
 -- raises: NQ003 invalid argument, NQ020 stream not found
 
-create or replace function messages._stream(name text)
+create or replace function notifyq.find_stream(name text)
   returns messages.stream
   language plpgsql
   stable
@@ -10,44 +10,44 @@ as $$
 declare
   v_stream messages.stream;
 begin
-  select s.* into v_stream from messages.stream as s where s.name = _stream.name;
+  select s.* into v_stream from messages.stream as s where s.name = find_stream.name;
   if not found then
     raise exception using
       errcode = 'NQ020',
-      message = format('there is no stream %L', _stream.name),
+      message = format('there is no stream %L', find_stream.name),
       hint = format(
         'create it with `notifyq stream create %s` or select messages.create_stream(%L)',
-        _stream.name, _stream.name
+        find_stream.name, find_stream.name
       );
   end if;
   return v_stream;
 end;
 $$;
 
-create or replace function messages._check_stream(stream messages.stream)
+create or replace function notifyq.check_stream(stream messages.stream)
   returns void
   language plpgsql
 as $$
 begin
   if stream.name is null then
-    perform messages._invalid('the name of a stream must not be null');
+    perform notifyq.raise_invalid('the name of a stream must not be null');
   end if;
-  perform messages._check_name('stream', stream.name);
+  perform notifyq.check_name('stream', stream.name);
   if stream.retention < interval '0' then
-    perform messages._invalid(format('retention must not be negative: %s', stream.retention));
+    perform notifyq.raise_invalid(format('retention must not be negative: %s', stream.retention));
   end if;
-  perform messages._check_duration('retention', stream.retention);
-  perform messages._check_positive('max_lag', stream.max_lag);
+  perform notifyq.check_duration('retention', stream.retention);
+  perform notifyq.check_positive('max_lag', stream.max_lag);
   if stream.max_events < 1 then
-    perform messages._invalid(format('max_events must be at least 1, not %s', stream.max_events));
+    perform notifyq.raise_invalid(format('max_events must be at least 1, not %s', stream.max_events));
   end if;
   if stream.max_bytes not between 4096 and 268435456 then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('max_bytes must be between 4096 and 268435456, not %s', stream.max_bytes)
     );
   end if;
   if stream.bell not in ('auto', 'always', 'off') then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%L is no kind of bell', stream.bell), 'take auto, always or off'
     );
   end if;
@@ -68,7 +68,7 @@ create or replace function messages.create_stream(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_stream messages.stream;
@@ -79,15 +79,15 @@ begin
   v_stream.max_events := create_stream.max_events;
   v_stream.max_bytes := coalesce(create_stream.max_bytes, 1048576);
   v_stream.bell := coalesce(create_stream.bell, 'auto');
-  perform messages._check_stream(v_stream);
-  perform messages._check_payload_policy(
-    messages._type_name(create_stream.payload_type), create_stream.payload_schema
+  perform notifyq.check_stream(v_stream);
+  perform notifyq.check_payload_policy(
+    notifyq.type_name(create_stream.payload_type), create_stream.payload_schema
   );
   -- Queues and streams are published into by the same function, so a name is one of the two. The
   -- lock makes create_queue() wait, which looks the other way round.
   lock table messages.queue in share mode;
   if exists (select from messages.queue as q where q.name = create_stream.name) then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%L is a queue', create_stream.name), 'take another name, or drop the queue'
     );
   end if;
@@ -98,8 +98,8 @@ begin
   values (
     v_stream.name, v_stream.retention, v_stream.max_lag, v_stream.max_events, v_stream.max_bytes,
     v_stream.bell, coalesce(create_stream.durable, true),
-    messages._type_name(create_stream.payload_type),
-    messages._schema_text(create_stream.payload_schema),
+    notifyq.type_name(create_stream.payload_type),
+    notifyq.schema_text(create_stream.payload_schema),
     exists (select from messages.queue_grant as g where g.queue = v_stream.name)
   )
   on conflict on constraint stream_name_pk do nothing
@@ -107,11 +107,11 @@ begin
   if not found then
     return false;
   end if;
-  perform messages._open_segment(
+  perform notifyq.open_segment(
     v_stream,
-    coalesce(messages._spare_segment(v_stream.durable), messages._make_segment(v_stream.durable))
+    coalesce(notifyq.spare_segment(v_stream.durable), notifyq.make_segment(v_stream.durable))
   );
-  perform messages._cut_tick(v_stream, false);
+  perform notifyq.cut_tick(v_stream, false);
   return true;
 end;
 $$;
@@ -138,10 +138,10 @@ create or replace function messages.alter_stream(
   returns void
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_stream messages.stream := messages._stream(name);
+  v_stream messages.stream := notifyq.find_stream(name);
 begin
   v_stream.retention := coalesce(alter_stream.retention, v_stream.retention);
   v_stream.max_lag := coalesce(alter_stream.max_lag, v_stream.max_lag);
@@ -151,17 +151,17 @@ begin
   -- Zero takes a bound away.
   v_stream.max_lag := nullif(v_stream.max_lag, interval '0');
   v_stream.max_events := nullif(v_stream.max_events, 0);
-  perform messages._check_stream(v_stream);
+  perform notifyq.check_stream(v_stream);
   update messages.stream as s
   set retention = v_stream.retention, max_lag = v_stream.max_lag,
     max_events = v_stream.max_events, max_bytes = v_stream.max_bytes, bell = v_stream.bell,
     payload_type = case when alter_stream.payload_type is null then s.payload_type
-      else messages._type_name(alter_stream.payload_type) end,
+      else notifyq.type_name(alter_stream.payload_type) end,
     payload_schema =
-      messages._schema_text(coalesce(alter_stream.payload_schema, s.payload_schema::jsonb))
+      notifyq.schema_text(coalesce(alter_stream.payload_schema, s.payload_schema::jsonb))
   where s.id = v_stream.id
   returning * into v_stream;
-  perform messages._check_payload_policy(v_stream.payload_type, v_stream.payload_schema::jsonb);
+  perform notifyq.check_payload_policy(v_stream.payload_type, v_stream.payload_schema::jsonb);
 end;
 $$;
 comment on function messages.alter_stream(
@@ -174,10 +174,10 @@ create or replace function messages.pause_stream(name text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_stream messages.stream := messages._stream(name);
+  v_stream messages.stream := notifyq.find_stream(name);
 begin
   update messages.stream as s set paused = true where s.id = v_stream.id and not s.paused;
   return found;
@@ -191,10 +191,10 @@ create or replace function messages.resume_stream(name text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_stream messages.stream := messages._stream(name);
+  v_stream messages.stream := notifyq.find_stream(name);
 begin
   update messages.stream as s set paused = false where s.id = v_stream.id and s.paused;
   return found;
@@ -207,7 +207,7 @@ comment on function messages.resume_stream(text) is
 
 -- What is committed now. A snapshot leaves out the transaction that takes it, and counts it as over
 -- if a later one has ended: what it publishes after that would be seen by nobody.
-create or replace function messages._present()
+create or replace function notifyq.committed_snapshot()
   returns pg_snapshot
   language plpgsql
   stable
@@ -230,7 +230,7 @@ end;
 $$;
 
 -- The same snapshot, which says of every number below `until` that it is not over.
-create or replace function messages._until(snapshot pg_snapshot, until xid8)
+create or replace function notifyq.snapshot_until(snapshot pg_snapshot, until xid8)
   returns pg_snapshot
   language plpgsql
   immutable
@@ -257,7 +257,7 @@ $$;
 
 -- How many transactions are over in a snapshot. Of two snapshots of one server the later one sees
 -- all that the earlier one does, so this number tells which is which. Inlined.
-create or replace function messages._passed(snapshot pg_snapshot)
+create or replace function notifyq.finished_transactions(snapshot pg_snapshot)
   returns bigint
   language sql
   immutable
@@ -270,7 +270,7 @@ as $$
     );
 $$;
 
-create or replace function messages._last_event_id()
+create or replace function notifyq.last_event_id()
   returns bigint
   language plpgsql
   stable
@@ -284,7 +284,7 @@ $$;
 
 -- The last id that was given, before this transaction has a number: whoever gets a larger one gets
 -- its ids after this. Null: it has a number already, or keeps an older snapshot.
-create or replace function messages._fresh_low()
+create or replace function notifyq.fresh_low()
   returns bigint
   language plpgsql
   stable
@@ -293,7 +293,7 @@ begin
   if pg_current_xact_id_if_assigned() is null
     and current_setting('transaction_isolation') = 'read committed'
   then
-    return messages._last_event_id();
+    return notifyq.last_event_id();
   end if;
   return null;
 end;
@@ -304,7 +304,7 @@ $$;
 -- that is over, so that some with a larger number may run by then and have given ids: up to the
 -- caller's own number, which is behind the end, they are put in as running. Without a fresh low
 -- the known one goes on with the end that it was known for.
-create or replace function messages._moment(
+create or replace function notifyq.snapshot_position(
   known_low bigint,
   known_until xid8,
   fresh bigint,
@@ -323,7 +323,7 @@ begin
     low := greatest(fresh, known_low);
     v_until := greatest(known_until, pg_current_xact_id());
   end if;
-  snapshot := messages._until(messages._present(), v_until);
-  high := messages._last_event_id();
+  snapshot := notifyq.snapshot_until(notifyq.committed_snapshot(), v_until);
+  high := notifyq.last_event_id();
 end;
 $$;

@@ -3,7 +3,7 @@
 -- raises: NQ020 stream not found, NQ021 subscription not found, NQ022 batch not open, NQ003 invalid
 -- argument, NQ903 not adopted, NQ007 no right to the stream
 
-create or replace function messages._subscription(stream text, subscriber text)
+create or replace function notifyq.find_subscription(stream text, subscriber text)
   returns messages.subscription
   language plpgsql
   stable
@@ -16,20 +16,20 @@ begin
   select u.* into v_subscription
   from messages.stream as s
   join messages.subscription as u on u.stream = s.id
-  where s.name = _subscription.stream
-    and u.name = _subscription.subscriber
+  where s.name = find_subscription.stream
+    and u.name = find_subscription.subscriber
     and not exists (select from messages.queue_grant);
   if found then
     return v_subscription;
   end if;
-  v_stream := messages._stream(stream);
+  v_stream := notifyq.find_stream(stream);
   if exists (select from messages.queue_grant) then
-    perform messages._check_access(v_stream.name, 'consume from');
+    perform notifyq.check_access(v_stream.name, 'consume from');
   end if;
   select u.* into v_subscription
   from messages.subscription as u
   where u.stream = v_stream.id
-    and u.name = _subscription.subscriber;
+    and u.name = find_subscription.subscriber;
   if not found then
     raise exception using
       errcode = 'NQ021',
@@ -40,17 +40,17 @@ begin
 end;
 $$;
 
-create or replace function messages._batch(id bigint)
-  returns messages.batch
+create or replace function notifyq.find_batch(id bigint)
+  returns notifyq.batch
   language plpgsql
   stable
 as $$
 declare
-  v_batch messages.batch;
+  v_batch notifyq.batch;
 begin
   select b.* into v_batch
-  from messages.batch as b
-  where b.id = _batch.id
+  from notifyq.batch as b
+  where b.id = find_batch.id
     and b.kind <> 'position';
   if not found then
     raise exception using
@@ -59,7 +59,7 @@ begin
       hint = 'ask next_batch() for the one that is open';
   end if;
   if exists (select from messages.queue_grant) then
-    perform messages._check_access(s.name, 'consume from')
+    perform notifyq.check_access(s.name, 'consume from')
     from messages.subscription as u
     join messages.stream as s on s.id = u.stream
     where u.id = v_batch.subscription;
@@ -68,26 +68,26 @@ begin
 end;
 $$;
 
-create or replace function messages._open_batch(id bigint)
-  returns messages.batch
+create or replace function notifyq.open_batch(id bigint)
+  returns notifyq.batch
   language plpgsql
   stable
 as $$
 declare
-  v_batch messages.batch;
+  v_batch notifyq.batch;
 begin
   -- One statement answers most: what cannot be so is told below.
   select b.* into v_batch
-  from messages.batch as b
-  where b.id = _open_batch.id
+  from notifyq.batch as b
+  where b.id = open_batch.id
     and b.kind <> 'position'
-    and not exists (select from messages.batch_end as e where e.batch = b.id)
+    and not exists (select from notifyq.batch_end as e where e.batch = b.id)
     and not exists (select from messages.queue_grant);
   if found then
     return v_batch;
   end if;
-  v_batch := messages._batch(id);
-  if not messages._is_open(v_batch) then
+  v_batch := notifyq.find_batch(id);
+  if not notifyq.is_open(v_batch) then
     raise exception using
       errcode = 'NQ022',
       message = format('batch %s is finished', id),
@@ -100,22 +100,22 @@ $$;
 -- The events that follow the last batch: the rest of its window, else those of a new window, which
 -- ends at the next tick that was asked for, or now; is_ahead: it is known that those are there.
 -- Null: there are none.
-create or replace function messages._next_events(
-  last messages.batch,
+create or replace function notifyq.next_events(
+  last notifyq.batch,
   quantity integer,
   fresh bigint,
   is_ahead boolean default false
 )
-  returns messages.batch
+  returns notifyq.batch
   language plpgsql
   stable
   set enable_seqscan = off
   set jit = off
 as $$
 declare
-  v_next messages.batch := last;
-  v_tick messages.tick;
-  v_newest messages.tick;
+  v_next notifyq.batch := last;
+  v_tick notifyq.tick;
+  v_newest notifyq.tick;
   v_moment record;
   v_there bigint;
   v_last bigint;
@@ -123,11 +123,11 @@ begin
   if not last.is_last then
     v_next.last_id := last.upto_high;
     v_next.after_id := last.last_id;
-    select a.there, a.last_id into v_there, v_last from messages._ahead(v_next, quantity) as a;
+    select a.there, a.last_id into v_there, v_last from notifyq.count_next_events(v_next, quantity) as a;
   end if;
   if last.is_last or v_there = 0 then
     select t.* into v_newest
-    from messages.tick as t
+    from notifyq.tick as t
     where t.stream = (
       select u.stream from messages.subscription as u where u.id = last.subscription
     )
@@ -135,40 +135,40 @@ begin
     limit 1;
     if v_newest.id > last.tick then
       select t.* into v_tick
-      from messages.tick as t
+      from notifyq.tick as t
       where t.stream = v_newest.stream
         and t.is_asked
         and t.id > last.tick
-        and messages._passed(t.snapshot) > messages._passed(last.upto)
+        and notifyq.finished_transactions(t.snapshot) > notifyq.finished_transactions(last.upto)
       order by t.id
       limit 1;
     end if;
     if v_tick.id is not null then
-      v_next := messages._window(
-        last, messages._until(v_tick.snapshot, pg_snapshot_xmax(last.upto)),
+      v_next := notifyq.batch_window(
+        last, notifyq.snapshot_until(v_tick.snapshot, pg_snapshot_xmax(last.upto)),
         greatest(v_tick.low, last.upto_low), v_tick.high
       );
       v_next.tick := v_tick.id;
     else
-      v_moment := messages._moment(
+      v_moment := notifyq.snapshot_position(
         greatest(last.upto_low, v_newest.low),
         greatest(pg_snapshot_xmax(last.upto), pg_snapshot_xmax(v_newest.snapshot)),
         fresh
       );
       -- Nothing has ended since, or this transaction keeps a snapshot that is older.
-      if messages._passed(v_moment.snapshot) <= messages._passed(last.upto) then
+      if notifyq.finished_transactions(v_moment.snapshot) <= notifyq.finished_transactions(last.upto) then
         return null;
       end if;
-      v_next := messages._window(last, v_moment.snapshot, v_moment.low, v_moment.high);
+      v_next := notifyq.batch_window(last, v_moment.snapshot, v_moment.low, v_moment.high);
       v_next.tick := coalesce(v_newest.id, 0);
     end if;
     -- Not more than so many: where they all are to be had, they need not be counted.
     v_there := v_next.upto_high - v_next.after_id;
-    if v_tick.id is null and not is_ahead and not messages._is_ahead(v_next) then
+    if v_tick.id is null and not is_ahead and not notifyq.has_events(v_next) then
       return null;
     end if;
     if v_there > quantity then
-      select a.there, a.last_id into v_there, v_last from messages._ahead(v_next, quantity) as a;
+      select a.there, a.last_id into v_there, v_last from notifyq.count_next_events(v_next, quantity) as a;
     end if;
   end if;
   v_next.kind := 'events';
@@ -180,7 +180,7 @@ begin
 end;
 $$;
 
-create or replace function messages._add_batch(batch messages.batch, last bigint, member text)
+create or replace function notifyq.add_batch(batch notifyq.batch, last bigint, member text)
   returns bigint
   language plpgsql
 as $$
@@ -188,15 +188,15 @@ as $$
 declare
   v_id bigint;
 begin
-  insert into messages.batch (
+  insert into notifyq.batch (
     subscription, previous, member, kind, seen, seen_low, upto, upto_low, upto_high, after_id,
     last_id, is_last, tick
   )
   values (
-    _add_batch.batch.subscription, _add_batch.last, _add_batch.member, _add_batch.batch.kind,
-    _add_batch.batch.seen, _add_batch.batch.seen_low, _add_batch.batch.upto,
-    _add_batch.batch.upto_low, _add_batch.batch.upto_high, _add_batch.batch.after_id,
-    _add_batch.batch.last_id, _add_batch.batch.is_last, _add_batch.batch.tick
+    add_batch.batch.subscription, add_batch.last, add_batch.member, add_batch.batch.kind,
+    add_batch.batch.seen, add_batch.batch.seen_low, add_batch.batch.upto,
+    add_batch.batch.upto_low, add_batch.batch.upto_high, add_batch.batch.after_id,
+    add_batch.batch.last_id, add_batch.batch.is_last, add_batch.batch.tick
   )
   returning id into v_id;
   return v_id;
@@ -206,7 +206,7 @@ $$;
 -- Next batch: hand out batches, to one reader or to several members.
 
 -- The batch that a member has open; an other's that was held for longer than takeover becomes its.
-create or replace function messages._held_batch(
+create or replace function notifyq.held_batch(
   subscription bigint,
   member text,
   takeover interval
@@ -218,47 +218,47 @@ create or replace function messages._held_batch(
   set jit = off
 as $$
 declare
-  v_batch messages.batch;
+  v_batch notifyq.batch;
 begin
   select b.* into v_batch
-  from messages.batch as b
-  where b.subscription = _held_batch.subscription
-    and b.member = _held_batch.member
+  from notifyq.batch as b
+  where b.subscription = held_batch.subscription
+    and b.member = held_batch.member
   -- By the time: one that was taken over is newer to this member than its number says.
   order by b.opened_at desc
   limit 1;
-  if found and messages._is_open(v_batch) then
+  if found and notifyq.is_open(v_batch) then
     return v_batch.id;
   end if;
   select b.* into v_batch
-  from messages.batch as b
-  where b.subscription = _held_batch.subscription
-    and b.opened_at < clock_timestamp() - _held_batch.takeover
+  from notifyq.batch as b
+  where b.subscription = held_batch.subscription
+    and b.opened_at < clock_timestamp() - held_batch.takeover
     and b.kind <> 'position'
-    and not exists (select from messages.batch_end as e where e.batch = b.id)
+    and not exists (select from notifyq.batch_end as e where e.batch = b.id)
   order by b.previous
   limit 1;
-  update messages.batch as b
-  set member = _held_batch.member, opened_at = clock_timestamp()
+  update notifyq.batch as b
+  set member = held_batch.member, opened_at = clock_timestamp()
   where b.id = v_batch.id;
   return v_batch.id;
 end;
 $$;
 
 -- What is to be seen once more, in a batch of its own that goes first. Null: nothing is due.
-create or replace function messages._retry_batch(last messages.batch, quantity integer, member text)
+create or replace function notifyq.select_retry_batch(last notifyq.batch, quantity integer, member text)
   returns bigint
   language plpgsql
 as $$
 declare
   v_now timestamptz := clock_timestamp();
-  v_first messages.event_retry;
+  v_first notifyq.event_retry;
   v_due bigint[];
-  v_batch messages.batch := last;
+  v_batch notifyq.batch := last;
   v_id bigint;
 begin
   select r.* into v_first
-  from messages.event_retry as r
+  from notifyq.event_retry as r
   where r.subscription = last.subscription
     and r.batch is null
     and r.due_at <= v_now
@@ -269,7 +269,7 @@ begin
   end if;
   v_due := array(
     select r.event_id
-    from messages.event_retry as r
+    from notifyq.event_retry as r
     where r.subscription = last.subscription
       and r.batch is null
       and r.due_at <= v_now
@@ -278,8 +278,8 @@ begin
     limit quantity
   );
   v_batch.kind := 'retries';
-  v_id := messages._add_batch(v_batch, last.id, member);
-  update messages.event_retry as r
+  v_id := notifyq.add_batch(v_batch, last.id, member);
+  update notifyq.event_retry as r
   set batch = v_id
   where r.subscription = last.subscription
     and r.event_id = any (v_due);
@@ -289,7 +289,7 @@ $$;
 
 -- Of a subscription that this transaction has locked. glanced: the batch that was the last one,
 -- and finished, when events were seen ahead of it; null: none were.
-create or replace function messages._next_batch(
+create or replace function notifyq.select_batch(
   stream text,
   subscription messages.subscription,
   quantity integer,
@@ -302,31 +302,31 @@ create or replace function messages._next_batch(
   language plpgsql
 as $$
 declare
-  v_last messages.batch;
-  v_next messages.batch;
+  v_last notifyq.batch;
+  v_next notifyq.batch;
   v_is_ahead boolean;
   v_id bigint;
 begin
-  v_last := messages._last_batch(_next_batch.subscription.id);
-  v_is_ahead := coalesce(v_last.id = _next_batch.glanced, false);
+  v_last := notifyq.last_batch(select_batch.subscription.id);
+  v_is_ahead := coalesce(v_last.id = select_batch.glanced, false);
   if not v_is_ahead then
-    perform messages._check_position(v_last.upto);
+    perform notifyq.check_position(v_last.upto);
   end if;
-  if _next_batch.member is not null then
-    v_id := messages._held_batch(
-      _next_batch.subscription.id, _next_batch.member, _next_batch.takeover
+  if select_batch.member is not null then
+    v_id := notifyq.held_batch(
+      select_batch.subscription.id, select_batch.member, select_batch.takeover
     );
-  elsif not v_is_ahead and messages._is_open(v_last) then
+  elsif not v_is_ahead and notifyq.is_open(v_last) then
     v_id := v_last.id;
   end if;
   if v_id is null and not v_is_ahead then
-    v_id := messages._retry_batch(v_last, _next_batch.quantity, _next_batch.member);
+    v_id := notifyq.select_retry_batch(v_last, select_batch.quantity, select_batch.member);
   end if;
   if v_id is not null then
     return v_id;
   end if;
-  v_next := messages._next_events(
-    v_last, _next_batch.quantity, _next_batch.fresh, v_is_ahead
+  v_next := notifyq.next_events(
+    v_last, select_batch.quantity, select_batch.fresh, v_is_ahead
   );
   if v_next.id is null then
     return null;
@@ -336,13 +336,13 @@ begin
   if v_next.upto::text <> v_last.upto::text
     and exists (
       select from messages.subscription as u
-      where u.stream = _next_batch.subscription.stream and u.id <> _next_batch.subscription.id
+      where u.stream = select_batch.subscription.stream and u.id <> select_batch.subscription.id
     )
-    and not pg_try_advisory_xact_lock_shared(messages._stream_key(stream))
+    and not pg_try_advisory_xact_lock_shared(notifyq.stream_key(stream))
   then
-    perform messages._ring_stream(messages._stream(stream));
+    perform notifyq.notify_stream(notifyq.find_stream(stream));
   end if;
-  return messages._add_batch(v_next, v_last.id, _next_batch.member);
+  return notifyq.add_batch(v_next, v_last.id, select_batch.member);
 end;
 $$;
 
@@ -356,32 +356,32 @@ create or replace function messages.next_batch(
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_fresh bigint := messages._fresh_low();
-  v_subscription messages.subscription := messages._subscription(stream, subscriber);
+  v_fresh bigint := notifyq.fresh_low();
+  v_subscription messages.subscription := notifyq.find_subscription(stream, subscriber);
   v_glance record;
 begin
-  perform messages._check_quantity(next_batch.quantity, 1000000);
-  perform messages._check_positive('takeover', next_batch.takeover);
-  v_glance := messages._glance(v_subscription.id, next_batch.member, next_batch.takeover);
+  perform notifyq.check_quantity(next_batch.quantity, 1000000);
+  perform notifyq.check_positive('takeover', next_batch.takeover);
+  v_glance := notifyq.peek_batch(v_subscription.id, next_batch.member, next_batch.takeover);
   if v_glance.nothing then
     return null;
   end if;
   -- One at a time; whoever comes second is given the batch that the first was given.
   perform from messages.subscription as u where u.id = v_subscription.id for no key update;
   if not found then
-    v_subscription := messages._subscription(stream, subscriber);
+    v_subscription := notifyq.find_subscription(stream, subscriber);
   end if;
   if current_setting('transaction_isolation') = 'read committed' then
-    return messages._next_batch(
+    return notifyq.select_batch(
       stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member,
       next_batch.takeover, case when v_glance.is_ahead then v_glance.last end
     );
   end if;
   begin
-    return messages._next_batch(
+    return notifyq.select_batch(
       stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member,
       next_batch.takeover, case when v_glance.is_ahead then v_glance.last end
     );
@@ -411,7 +411,7 @@ comment on function messages.next_batch(text, text, integer, text, interval) is
 
 -- The text of a query for what is in a batch. Whoever hands it out runs that himself: each function
 -- that the events went through would store them once more.
-create or replace function messages._batch_query(batch messages.batch)
+create or replace function notifyq.batch_query(batch notifyq.batch)
   returns text
   language plpgsql
   stable
@@ -421,25 +421,25 @@ begin
     return format(
       'select r.event_id, r.created_at, r.type, r.key, r.message, r.headers, '
       'nullif(r.retries, 0), r.reason '
-      'from messages.event_retry as r '
+      'from notifyq.event_retry as r '
       'where r.batch = %L and r.event_id > %L and r.event_id <= %L '
       'order by r.event_id',
       batch.id, batch.after_id, batch.last_id
     );
   end if;
   -- A transaction that keeps an older snapshot would see a part of it, and take it for the whole.
-  if messages._passed(pg_current_snapshot()) < messages._passed(batch.upto) then
-    perform messages._invalid(
+  if notifyq.finished_transactions(pg_current_snapshot()) < notifyq.finished_transactions(batch.upto) then
+    perform notifyq.raise_invalid(
       format('batch %s is younger than the snapshot of this transaction', batch.id),
       'read it in a new transaction'
     );
   end if;
-  return messages._window_query(batch);
+  return notifyq.window_query(batch);
 end;
 $$;
 
 -- Those that lie between its two ids.
-create or replace function messages._events(batch messages.batch)
+create or replace function notifyq.read_events(batch notifyq.batch)
   returns setof messages.batch_event
   language plpgsql
   stable
@@ -448,7 +448,7 @@ create or replace function messages._events(batch messages.batch)
   set jit = off
 as $$
 begin
-  return query execute messages._batch_query(batch);
+  return query execute notifyq.batch_query(batch);
 end;
 $$;
 
@@ -456,19 +456,19 @@ create or replace function messages.batch_events(batch bigint)
   returns setof messages.batch_event
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
 as $$
 declare
-  v_batch messages.batch := messages._open_batch(batch);
+  v_batch notifyq.batch := notifyq.open_batch(batch);
 begin
   if v_batch.kind = 'retries' then
     v_batch.after_id := 0;
     v_batch.last_id := 9223372036854775807;
   end if;
-  return query execute messages._batch_query(v_batch);
+  return query execute notifyq.batch_query(v_batch);
 end;
 $$;
 comment on function messages.batch_events(bigint) is

@@ -10,7 +10,7 @@
 
 -- What keeps the broker from calling a procedure, or null. One that somebody else has put in its
 -- place would run with the rights of who has registered the former one.
-create or replace function messages._obstacle(registered messages.subscriber_procedure)
+create or replace function notifyq.procedure_problem(registered messages.subscriber_procedure)
   returns text
   language plpgsql
   stable
@@ -45,25 +45,25 @@ begin
 end;
 $$;
 
-create or replace function messages._enroll()
+create or replace function notifyq.enroll()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_name text[];
   v_obstacle text;
   v_known messages.subscriber_procedure;
 begin
-  perform messages._check_given('procedure', new.procedure is not null);
+  perform notifyq.check_given('procedure', new.procedure is not null);
   begin
     v_name := parse_ident(new.procedure);
   exception
     when invalid_parameter_value then v_name := '{}';
   end;
   if cardinality(v_name) <> 2 then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('there is no procedure %s without arguments', new.procedure),
       'create it first, as in: create procedure app.ship() language plpgsql as ...'
     );
@@ -77,19 +77,19 @@ begin
     order by p.pronargs
     limit 1
   );
-  v_obstacle := messages._obstacle(new);
+  v_obstacle := notifyq.procedure_problem(new);
   if v_obstacle is not null then
-    perform messages._invalid(v_obstacle, 'the broker calls procedures that have no arguments');
+    perform notifyq.raise_invalid(v_obstacle, 'the broker calls procedures that have no arguments');
   end if;
   perform messages.subscribe(new.stream, new.subscriber, new.position);
-  new.subscription := (messages._subscription(new.stream, new.subscriber)).id;
+  new.subscription := (notifyq.find_subscription(new.stream, new.subscriber)).id;
   select p.* into v_known
   from messages.subscriber_procedure as p
   where p.subscription = new.subscription;
   if (v_known.procedure, v_known.registrar) = (new.procedure, new.registrar) then
     return null;
   elsif v_known.subscription is not null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format(
         'subscriber %L of stream %L has procedure %s, registered by %I', new.subscriber,
         new.stream, v_known.procedure, v_known.registrar
@@ -104,7 +104,7 @@ $$;
 create or replace trigger enroll
   before insert on messages.subscriber_procedure
   for each row
-  execute function messages._enroll();
+  execute function notifyq.enroll();
 
 -- With the rights of who calls it, and all names in full: the registrar is the default of a column
 -- that nobody may set, so it is truly who inserts. A function with the owner's rights could only
@@ -156,7 +156,7 @@ create or replace function messages.unregister(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_known messages.subscriber_procedure;
@@ -168,10 +168,10 @@ begin
   if not found then
     return false;
   end if;
-  if not (messages._has_role(v_known.registrar) or messages._has_role('notifyq_admin')) then
+  if not (notifyq.has_role(v_known.registrar) or notifyq.has_role('notifyq_admin')) then
     raise exception insufficient_privilege using
       message = format(
-        'role %I may not unregister what role %I has registered', messages._caller(),
+        'role %I may not unregister what role %I has registered', notifyq.calling_role(),
         v_known.registrar
       );
   end if;
@@ -194,35 +194,35 @@ comment on function messages.unregister(text, text, boolean) is
 -- From there on each event is marked in a transaction of its own before it is tried, so that one
 -- that ends the session each time is found and put aside.
 
-create or replace function messages.broker_next(run bigint, after bigint)
-  returns messages.broker_turn
+create or replace function notifyq.broker_next(run bigint, after bigint)
+  returns notifyq.broker_turn
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_turn messages.broker_turn;
+  v_turn notifyq.broker_turn;
   v_row messages.subscriber_procedure;
   v_batch bigint;
   v_event bigint;
   v_starts integer;
 begin
-  v_turn.place := messages._take_place(messages._caller());
+  v_turn.place := notifyq.take_broker_slot(notifyq.calling_role());
   v_turn.act := 'stop';
-  if messages._is_stopped(messages._caller()) then
+  if notifyq.is_stopped(notifyq.calling_role()) then
     return v_turn;
   end if;
   for v_row in
     select p.*
     from messages.subscriber_procedure as p
-    where p.registrar = messages._caller()
+    where p.registrar = notifyq.calling_role()
     -- What was begun is tried next: the end of this session must not count against another.
     order by p.run = broker_next.run and (p.event is not null or p.done = 0) and p.batch is not null
       desc nulls last, p.subscription <= after, p.subscription
     for update skip locked
   loop
-    continue when messages._obstacle(v_row) is not null
-      or not messages._may(v_row.stream, 'consume from');
+    continue when notifyq.procedure_problem(v_row) is not null
+      or not notifyq.is_allowed(v_row.stream, 'consume from');
     v_batch := messages.next_batch(v_row.stream, v_row.subscriber, 200);
     continue when v_batch is null;
     v_turn.act := 'open';
@@ -267,43 +267,43 @@ begin
   return v_turn;
 end;
 $$;
-comment on function messages.broker_next(bigint, bigint) is
+comment on function notifyq.broker_next(bigint, bigint) is
   'What the broker of the calling role does next. Called by run_broker(); of no other use.';
 
-create or replace function messages.broker_note(
+create or replace function notifyq.broker_note(
   subscription bigint, batch bigint, event bigint, reason text
 )
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   -- The procedure may have ended its own subscription, or moved it.
   if not exists (
     select from messages.subscriber_procedure as p
     where p.subscription = broker_note.subscription
-      and p.registrar = messages._caller()
+      and p.registrar = notifyq.calling_role()
       and p.batch = broker_note.batch
   ) or exists (
-    select from messages.batch_end as e where e.batch = broker_note.batch
+    select from notifyq.batch_end as e where e.batch = broker_note.batch
   ) then
     return false;
   end if;
   if reason is not null then
     perform messages.fail_event(batch, event, reason);
   end if;
-  return not messages._is_stopped(messages._caller());
+  return not notifyq.is_stopped(notifyq.calling_role());
 exception
   when sqlstate 'NQ020' or sqlstate 'NQ021' or sqlstate 'NQ022' or sqlstate 'NQ023' then
     return false;
 end;
 $$;
-comment on function messages.broker_note(bigint, bigint, bigint, text) is
+comment on function notifyq.broker_note(bigint, bigint, bigint, text) is
   'Note how a procedure ended for an event. False: go on with something else. Called by '
   'run_broker(); of no other use.';
 
-create or replace function messages.broker_done(
+create or replace function notifyq.broker_done(
   subscription bigint,
   batch bigint,
   done bigint,
@@ -314,7 +314,7 @@ create or replace function messages.broker_done(
   returns void
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   update messages.subscriber_procedure as p
@@ -324,7 +324,7 @@ begin
     handled = p.handled + broker_done.handled,
     failed = p.failed + broker_done.failed
   where p.subscription = broker_done.subscription
-    and p.registrar = messages._caller()
+    and p.registrar = notifyq.calling_role()
     and p.batch = broker_done.batch;
   if found and is_finished then
     perform messages.finish_batch(batch);
@@ -334,7 +334,7 @@ exception
     null;  -- the procedure has finished it, or its subscription
 end;
 $$;
-comment on function messages.broker_done(bigint, bigint, bigint, integer, integer, boolean) is
+comment on function notifyq.broker_done(bigint, bigint, bigint, integer, integer, boolean) is
   'Note how far the broker has come in a batch. Called by run_broker(); of no other use.';
 
 create or replace function messages.dequeued()
@@ -342,7 +342,7 @@ create or replace function messages.dequeued()
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   -- Not a key to anything: whoever sets it reads what they have set.
@@ -365,7 +365,7 @@ create or replace function messages.dequeue(type anyelement)
   returns anyelement
   language plpgsql
   stable
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_event messages.handled_event := messages.dequeued();

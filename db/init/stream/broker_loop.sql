@@ -4,7 +4,7 @@
 -- of the role runs; 53400, 53300 no slot is free for it; 0A000, 42501 pg_cron cannot be used
 
 -- The place of the broker, 11; or 12, which whoever wants it to stop holds for a moment.
-create or replace function messages._broker_key(role text, kind integer)
+create or replace function notifyq.broker_key(role text, kind integer)
   returns bigint
   language sql
   immutable
@@ -14,7 +14,7 @@ $$;
 
 -- Who holds the key, of those who may stop a broker of the role. Anybody can take an advisory key,
 -- so what others hold says nothing.
-create or replace function messages._holder(key bigint, role text)
+create or replace function notifyq.key_holder(key bigint, role text)
   returns integer
   language plpgsql
   volatile
@@ -41,16 +41,16 @@ begin
 end;
 $$;
 
-create or replace function messages._take_place(role text)
+create or replace function notifyq.take_broker_slot(role text)
   returns bigint
   language plpgsql
 as $$
 declare
-  v_key bigint := messages._broker_key(role, 11);
+  v_key bigint := notifyq.broker_key(role, 11);
   v_holder integer;
 begin
   if not pg_try_advisory_xact_lock(v_key) then
-    v_holder := messages._holder(v_key, role);
+    v_holder := notifyq.key_holder(v_key, role);
     if v_holder is not null then
       raise object_in_use using
         message = format('a broker of role %I runs in this database already', role),
@@ -60,10 +60,10 @@ begin
   end if;
   -- Only where it is new: the lock of the row would last as long as a procedure does.
   if not exists (
-    select from messages.broker as b where b.role = _take_place.role and b.pid = pg_backend_pid()
+    select from notifyq.broker as b where b.role = take_broker_slot.role and b.pid = pg_backend_pid()
   ) then
-    insert into messages.broker as b (role, pid, started_at)
-    values (_take_place.role, pg_backend_pid(), clock_timestamp())
+    insert into notifyq.broker as b (role, pid, started_at)
+    values (take_broker_slot.role, pg_backend_pid(), clock_timestamp())
     on conflict on constraint broker_role_pk
     do update set pid = excluded.pid, started_at = excluded.started_at;
   end if;
@@ -71,19 +71,19 @@ begin
 end;
 $$;
 
-create or replace function messages._is_stopped(role text)
+create or replace function notifyq.is_stopped(role text)
   returns boolean
   language plpgsql
 as $$
 declare
-  v_key bigint := messages._broker_key(role, 12);
+  v_key bigint := notifyq.broker_key(role, 12);
 begin
   -- Given back at once: who wants to stop us waits for it.
   if pg_try_advisory_lock_shared(v_key) then
     perform pg_advisory_unlock_shared(v_key);
     return false;
   end if;
-  return messages._holder(v_key, role) is not null;
+  return notifyq.key_holder(v_key, role) is not null;
 end;
 $$;
 
@@ -99,7 +99,7 @@ declare
   v_run pg_catalog.int8 := pg_catalog.hashtextextended(
     pg_catalog.concat(pg_catalog.pg_backend_pid(), pg_catalog.clock_timestamp()), 0
   );
-  v_turn messages.broker_turn;
+  v_turn notifyq.broker_turn;
   v_event messages.batch_event;
   v_until pg_catalog.timestamptz;
   v_done pg_catalog.int8;
@@ -122,7 +122,7 @@ begin
   perform pg_catalog.set_config('application_name', 'notifyq broker', false);
   stopped := false;
   loop
-    v_turn := messages.broker_next(v_run, v_turn.subscription);
+    v_turn := notifyq.broker_next(v_run, v_turn.subscription);
     if v_is_kept then
       perform pg_catalog.pg_advisory_unlock(v_turn.place);
     end if;
@@ -177,7 +177,7 @@ begin
           perform pg_catalog.set_config('search_path', v_path, false);
         end if;
         v_done := v_event.id;
-        if not messages.broker_note(v_turn.subscription, v_turn.batch, v_event.id, v_reason)
+        if not notifyq.broker_note(v_turn.subscription, v_turn.batch, v_event.id, v_reason)
           or v_turn.event is not null
           or pg_catalog.clock_timestamp() operator(pg_catalog.>) v_until
         then
@@ -185,7 +185,7 @@ begin
           exit;
         end if;
       end loop;
-      perform messages.broker_done(
+      perform notifyq.broker_done(
         v_turn.subscription, v_turn.batch, v_done, v_handled, v_failed, v_is_finished
       );
     end if;
@@ -203,24 +203,24 @@ comment on procedure messages.run_broker(interval, boolean) is
 
 -- Start: brokers that pg_cron runs, how one is stopped, and what is known of it.
 
-create or replace function messages.want_broker(role text, wanted boolean)
+create or replace function notifyq.want_broker(role text, wanted boolean)
   returns void
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if not (messages._has_role(role) or messages._has_role('notifyq_admin')) then
+  if not (notifyq.has_role(role) or notifyq.has_role('notifyq_admin')) then
     raise insufficient_privilege using message = format(
-      'role %I may not start or stop the broker of role %I', messages._caller(), role
+      'role %I may not start or stop the broker of role %I', notifyq.calling_role(), role
     );
   end if;
-  insert into messages.broker as b (role, is_wanted)
+  insert into notifyq.broker as b (role, is_wanted)
   values (want_broker.role, wanted)
   on conflict on constraint broker_role_pk do update set is_wanted = excluded.is_wanted;
 end;
 $$;
-comment on function messages.want_broker(text, boolean) is
+comment on function notifyq.want_broker(text, boolean) is
   'Note whether the role shall have a broker here: one that is lost is started again only then. '
   'Called by start_broker(), stop_broker() and `notifyq broker`.';
 
@@ -228,21 +228,21 @@ create or replace function messages.status_broker(role text default null)
   returns messages.broker_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_report messages.broker_report;
 begin
-  v_report.role := coalesce(role, messages._caller());
-  v_report.pid := messages._holder(messages._broker_key(v_report.role, 11), v_report.role);
+  v_report.role := coalesce(role, notifyq.calling_role());
+  v_report.pid := notifyq.key_holder(notifyq.broker_key(v_report.role, 11), v_report.role);
   v_report.running := v_report.pid is not null;
   select coalesce(bool_or(b.is_wanted), false),
     min(b.started_at) filter (where b.pid = v_report.pid)
   into v_report.wanted, v_report.started_at
-  from messages.broker as b
+  from notifyq.broker as b
   where b.role = v_report.role;
   select count(*), coalesce(sum(p.handled), 0)::bigint, coalesce(sum(p.failed), 0)::bigint,
-    array_agg(messages._obstacle(p)) filter (where messages._obstacle(p) is not null)
+    array_agg(notifyq.procedure_problem(p)) filter (where notifyq.procedure_problem(p) is not null)
   into v_report.procedures, v_report.handled, v_report.failed, v_report.obstacles
   from messages.subscriber_procedure as p
   where p.registrar = v_report.role;
@@ -259,7 +259,7 @@ comment on function messages.status_broker(text) is
 create or replace function messages.start_broker()
   returns boolean
   language plpgsql
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_status messages.broker_report := messages.status_broker(current_user::text);
@@ -332,7 +332,7 @@ begin
         'call messages.run_broker()'
       );
   end;
-  perform messages.want_broker(current_user::text, true);
+  perform notifyq.want_broker(current_user::text, true);
   return true;
 end;
 $$;
@@ -348,7 +348,7 @@ create or replace function messages.stop_broker(
 )
   returns boolean
   language plpgsql
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_role text := coalesce(role, current_user::text);
@@ -380,7 +380,7 @@ begin
     -- A procedure takes its time: it is rolled back, and its event will be seen again.
     perform pg_terminate_backend(v_status.pid, 1000);
   end if;
-  perform messages.want_broker(v_role, false);
+  perform notifyq.want_broker(v_role, false);
   return v_was_running;
 end;
 $$;

@@ -15,7 +15,7 @@
 
 -- The columns that a trigger is made for, from its second argument; null for all. The owner of a
 -- table may write anything there.
-create or replace function messages._watched_columns(argument text)
+create or replace function notifyq.watched_columns(argument text)
   returns text[]
   language plpgsql
   immutable
@@ -33,7 +33,7 @@ $$;
 
 -- What becomes of rows: old ones, new ones, or pairs of both. Row by row this must be quick: no
 -- function is called in it but those that JSON has.
-create or replace function messages._publish_changes(
+create or replace function notifyq.publish_changes(
   relation oid,
   arguments text[],
   operation text,
@@ -47,7 +47,7 @@ as $$
 declare
   v_root oid := coalesce(pg_partition_root(relation)::oid, relation);
   v_table text;
-  v_watched text[] := messages._watched_columns(arguments[2]);
+  v_watched text[] := notifyq.watched_columns(arguments[2]);
   v_columns text[];
   v_key text[];
   v_unwatched text[];
@@ -137,20 +137,20 @@ begin
     );
   end if;
   if v_messages is not null then
-    perform messages._publish_captured(v_root, arguments[1], v_messages, v_keys, operation);
+    perform notifyq.publish_captured(v_root, arguments[1], v_messages, v_keys, operation);
   end if;
 end;
 $$;
 
 -- Whether a table has columns of other than these types, which are looked at one by one.
-create or replace function messages._has_own_types(relation oid)
+create or replace function notifyq.has_own_types(relation oid)
   returns boolean
   language sql
   stable
 as $$
   select exists (
     select from pg_attribute as a
-    where a.attrelid = _has_own_types.relation and a.attnum > 0 and not a.attisdropped
+    where a.attrelid = has_own_types.relation and a.attnum > 0 and not a.attisdropped
       and a.atttypid <> all (
         -- Built-in types have the same numbers everywhere; to read their names takes long.
         '{16,21,23,20,700,701,1700,25,1043,1042,17,2950,114,3802,869,26,19,1082,1083,1114,1184,1186,
@@ -160,24 +160,24 @@ as $$
 $$;
 
 -- The type under all domains, and under those of the elements of an array.
-create or replace function messages._base_type(type oid)
+create or replace function notifyq.base_type(type oid)
   returns oid
   language plpgsql
   stable
 as $$
 declare
   v_below oid := (
-    select t.typbasetype from pg_type as t where t.oid = _base_type.type and t.typtype = 'd'
+    select t.typbasetype from pg_type as t where t.oid = base_type.type and t.typtype = 'd'
   );
 begin
-  v_below := coalesce(v_below, messages._element_type(type));
-  return case when v_below is null then type else messages._base_type(v_below) end;
+  v_below := coalesce(v_below, notifyq.element_type(type));
+  return case when v_below is null then type else notifyq.base_type(v_below) end;
 end;
 $$;
 
 -- The columns of a row c, of which to_jsonb() makes JSON without a call of what somebody has
 -- written. The types of columns cannot change while the table is written to.
-create or replace function messages._columns_query(relation oid)
+create or replace function notifyq.columns_query(relation oid)
   returns text
   language plpgsql
   stable
@@ -193,7 +193,7 @@ begin
           when a.is_simple
           then 'case num_nulls(c.%I) when 0 then format(%L, c.%I) else %L end as %I'
           else
-            'messages._text_json(case num_nulls(c.%I) when 0 then format(%L, c.%I) end, %L) as %I'
+            'notifyq.text_json(case num_nulls(c.%I) when 0 then format(%L, c.%I) end, %L) as %I'
         end,
         a.name, v_as_is, a.name, case when not a.is_simple then a.type end, a.name
       ),
@@ -203,30 +203,30 @@ begin
       -- A row of the catalog, though built in, may hold an array of any type.
       select c.attname as name, c.atttypid as type,
         t.oid < 16384::oid and t.typtype not in ('c', 'p') as is_built_in,
-        messages._is_inert(c.atttypid) and messages._element_type(c.atttypid) is null as is_simple
+        notifyq.is_inert(c.atttypid) and notifyq.element_type(c.atttypid) is null as is_simple
       from pg_attribute as c
-      join pg_type as t on t.oid = messages._base_type(c.atttypid)
-      where c.attrelid = _columns_query.relation and c.attnum > 0 and not c.attisdropped
+      join pg_type as t on t.oid = notifyq.base_type(c.atttypid)
+      where c.attrelid = columns_query.relation and c.attnum > 0 and not c.attisdropped
       order by c.attnum
     ) as a
   );
 end;
 $$;
 
-create or replace function messages._row_query(relation oid)
+create or replace function notifyq.row_query(relation oid)
   returns text
   language plpgsql
   stable
 as $$
 begin
   return concat(
-    'select to_jsonb(r.*) from (select ', messages._columns_query(relation),
+    'select to_jsonb(r.*) from (select ', notifyq.columns_query(relation),
     ' from (select ($1).*) as c) as r'
   );
 end;
 $$;
 
-create or replace function messages._rows_query(relation oid)
+create or replace function notifyq.rows_query(relation oid)
   returns text
   language plpgsql
   stable
@@ -235,13 +235,13 @@ begin
   return concat(
     'select array_agg(r.data order by r.number) '
     'from (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
-    messages._columns_query(relation), ' from captured as c) as c) as r '
+    notifyq.columns_query(relation), ' from captured as c) as c) as r '
     'group by (r.number - 1) / 1000 order by min(r.number)'
   );
 end;
 $$;
 
-create or replace function messages._pairs_query(relation oid)
+create or replace function notifyq.pairs_query(relation oid)
   returns text
   language plpgsql
   stable
@@ -250,9 +250,9 @@ begin
   return concat(
     'select array_agg(o.data order by o.number), array_agg(n.data order by o.number) '
     'from (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
-    messages._columns_query(relation), ' from captured_old as c) as c) as o '
+    notifyq.columns_query(relation), ' from captured_old as c) as c) as o '
     'join (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
-    messages._columns_query(relation), ' from captured as c) as c) as n on n.number = o.number '
+    notifyq.columns_query(relation), ' from captured as c) as c) as n on n.number = o.number '
     'group by (o.number - 1) / 1000 order by min(o.number)'
   );
 end;
@@ -260,7 +260,7 @@ $$;
 
 -- The names of the transition tables. A trigger that somebody has made without them would else read
 -- a temporary view of theirs, whose functions have the rights of who reads it.
-create or replace function messages._no_transition()
+create or replace function notifyq.no_transition()
   returns boolean
   language plpgsql
   immutable
@@ -273,23 +273,23 @@ begin
 end;
 $$;
 
-create or replace view messages.captured as select messages._no_transition() as is_missing;
-comment on view messages.captured is
+create or replace view notifyq.captured as select notifyq.no_transition() as is_missing;
+comment on view notifyq.captured is
   'No table: the name under which a trigger of capture() reads new rows.';
-comment on column messages.captured.is_missing is 'Of no use: to read it is an error.';
+comment on column notifyq.captured.is_missing is 'Of no use: to read it is an error.';
 
-create or replace view messages.captured_old as select messages._no_transition() as is_missing;
-comment on view messages.captured_old is
+create or replace view notifyq.captured_old as select notifyq.no_transition() as is_missing;
+comment on view notifyq.captured_old is
   'No table: the name under which a trigger of capture() reads old rows.';
-comment on column messages.captured_old.is_missing is 'Of no use: to read it is an error.';
+comment on column notifyq.captured_old.is_missing is 'Of no use: to read it is an error.';
 
 -- Of statements that insert or delete. What a row looks like as text must not depend on the session
 -- that changes it, and a number must be exact.
-create or replace function messages.capture_rows()
+create or replace function notifyq.capture_rows()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set jit = off
   set timezone = 'UTC'
   set datestyle = 'ISO'
@@ -301,8 +301,8 @@ declare
   v_changes refcursor;
   v_rows jsonb[];
 begin
-  if messages._has_own_types(tg_relid) then
-    open v_changes for execute messages._rows_query(tg_relid);
+  if notifyq.has_own_types(tg_relid) then
+    open v_changes for execute notifyq.rows_query(tg_relid);
   else
     open v_changes for
       select array_agg(r.data order by r.number)
@@ -313,7 +313,7 @@ begin
   loop
     fetch v_changes into v_rows;
     exit when not found;
-    perform messages._publish_changes(
+    perform notifyq.publish_changes(
       tg_relid, tg_argv[0:1], lower(tg_op),
       case when tg_op = 'DELETE' then v_rows end, case when tg_op = 'INSERT' then v_rows end
     );
@@ -322,16 +322,16 @@ begin
   return null;
 end;
 $$;
-comment on function messages.capture_rows() is
+comment on function notifyq.capture_rows() is
   'Trigger of a captured table, for statements that insert or delete; see capture().';
 
 -- Of statements that update. Both tables have the rows in the same order: a key may be changed, or
 -- there may be none, so nothing else tells which belong together.
-create or replace function messages.capture_updates()
+create or replace function notifyq.capture_updates()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set jit = off
   set timezone = 'UTC'
   set datestyle = 'ISO'
@@ -346,8 +346,8 @@ declare
   v_old jsonb[];
   v_new jsonb[];
 begin
-  if messages._has_own_types(tg_relid) then
-    open v_changes for execute messages._pairs_query(tg_relid);
+  if notifyq.has_own_types(tg_relid) then
+    open v_changes for execute notifyq.pairs_query(tg_relid);
   else
     open v_changes for
       select array_agg(o.data order by o.number), array_agg(n.data order by o.number)
@@ -363,21 +363,21 @@ begin
   loop
     fetch v_changes into v_old, v_new;
     exit when not found;
-    perform messages._publish_changes(tg_relid, tg_argv[0:1], 'update', v_old, v_new);
+    perform notifyq.publish_changes(tg_relid, tg_argv[0:1], 'update', v_old, v_new);
   end loop;
   close v_changes;
   return null;
 end;
 $$;
-comment on function messages.capture_updates() is
+comment on function notifyq.capture_updates() is
   'Trigger of a captured table, for statements that update; see capture().';
 
 -- Of single rows, and of TRUNCATE.
-create or replace function messages.capture_each()
+create or replace function notifyq.capture_each()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set jit = off
   set timezone = 'UTC'
   set datestyle = 'ISO'
@@ -389,22 +389,22 @@ declare
   v_old jsonb;
   v_new jsonb;
 begin
-  if messages._has_own_types(tg_relid) then
+  if notifyq.has_own_types(tg_relid) then
     if tg_op in ('UPDATE', 'DELETE') then
-      execute messages._row_query(tg_relid) into v_old using old;
+      execute notifyq.row_query(tg_relid) into v_old using old;
     end if;
     if tg_op in ('UPDATE', 'INSERT') then
-      execute messages._row_query(tg_relid) into v_new using new;
+      execute notifyq.row_query(tg_relid) into v_new using new;
     end if;
   else
     v_old := case when tg_op in ('UPDATE', 'DELETE') then to_jsonb(old) end;
     v_new := case when tg_op in ('UPDATE', 'INSERT') then to_jsonb(new) end;
   end if;
-  perform messages._publish_changes(
+  perform notifyq.publish_changes(
     tg_relid, tg_argv[0:1], lower(tg_op), array[v_old], array[v_new]
   );
   return null;
 end;
 $$;
-comment on function messages.capture_each() is
+comment on function notifyq.capture_each() is
   'Trigger of a captured table, for each row, and for TRUNCATE; see capture().';

@@ -16,10 +16,10 @@ create or replace function messages.capture_sql(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_stream messages.stream := messages._stream(stream);
+  v_stream messages.stream := notifyq.find_stream(stream);
   v_table pg_class;
   v_unknown text[];
   v_is_by_row boolean;
@@ -27,29 +27,31 @@ declare
 begin
   select c.* into v_table from pg_class as c where c.oid = capture_sql.relation;
   if v_table.relkind not in ('r', 'p') or v_table.relkind is null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%s is no table whose changes can be captured', relation),
       'capture the tables behind a view, and a foreign table where it is'
     );
   end if;
-  if v_table.relnamespace in ('messages'::regnamespace, 'pg_catalog'::regnamespace) then
-    perform messages._invalid(format('%s cannot be captured', relation), 'it is no table of yours');
+  if v_table.relnamespace in (
+    'messages'::regnamespace, 'notifyq'::regnamespace, 'pg_catalog'::regnamespace
+  ) then
+    perform notifyq.raise_invalid(format('%s cannot be captured', relation), 'it is no table of yours');
   end if;
-  if not messages._has_role(pg_get_userbyid(v_table.relowner)) then
+  if not notifyq.has_role(pg_get_userbyid(v_table.relowner)) then
     raise exception using
       errcode = 'NQ007',
       message = format(
-        'role %I may not capture %s: it is not the owner', messages._caller(), relation
+        'role %I may not capture %s: it is not the owner', notifyq.calling_role(), relation
       ),
       hint = format('have %I do it', pg_get_userbyid(v_table.relowner));
   end if;
-  perform messages._check_access(v_stream.name, 'publish into');
+  perform notifyq.check_access(v_stream.name, 'publish into');
   v_unknown := array(
     select u from unnest(operations) as u
     where u is null or u not in ('insert', 'update', 'delete', 'truncate')
   );
   if v_unknown <> '{}' or cardinality(operations) = 0 or operations is null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('no such operations: %s', array_to_string(v_unknown, ', ', 'null')),
       'take some of insert, update, delete and truncate'
     );
@@ -62,7 +64,7 @@ begin
     )
   );
   if v_unknown <> '{}' or cardinality(columns) = 0 then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%s has no such columns: %s', relation, array_to_string(v_unknown, ', ', 'null')),
       'leave columns out for all of them'
     );
@@ -97,7 +99,7 @@ begin
           format('when (%s%s)', condition, chr(10))
       end,
       format(
-        'execute function messages.%I(%L, %L)',
+        'execute function notifyq.%I(%L, %L)',
         case
           when v_is_by_row or v_operation = 'truncate' then 'capture_each'
           when v_operation = 'update' then 'capture_updates'
@@ -177,7 +179,7 @@ comment on function messages.capture(regclass, text, text[], text, text[]) is
 -- Uncapture: what is captured, what becomes of it, and how that ends.
 
 -- Whether the owner of a table may publish into a stream.
-create or replace function messages._may_capture(relation oid, stream text)
+create or replace function notifyq.may_capture(relation oid, stream text)
   returns boolean
   language plpgsql
   stable
@@ -185,13 +187,13 @@ as $$
 declare
   v_owner oid;
 begin
-  if not exists (select from messages.queue_grant as g where g.queue = _may_capture.stream) then
+  if not exists (select from messages.queue_grant as g where g.queue = may_capture.stream) then
     return true;
   end if;
-  v_owner := (select c.relowner from pg_class as c where c.oid = _may_capture.relation);
+  v_owner := (select c.relowner from pg_class as c where c.oid = may_capture.relation);
   return exists (
     select from messages.queue_grant as g
-    where g.queue = _may_capture.stream
+    where g.queue = may_capture.stream
       and g.may_publish
       and pg_has_role(v_owner, to_regrole(quote_ident(g.role))::oid, 'usage')
   ) or coalesce(pg_has_role(v_owner, to_regrole('notifyq_admin')::oid, 'usage'), false);
@@ -199,7 +201,7 @@ end;
 $$;
 
 -- What keeps a trigger of a capture from putting changes on a stream, or null.
-create or replace function messages._capture_problem(relation oid, arguments text[])
+create or replace function notifyq.capture_problem(relation oid, arguments text[])
   returns text
   language plpgsql
   stable
@@ -208,10 +210,10 @@ declare
   v_gone text[];
 begin
   v_gone := array(
-    select w.name from unnest(messages._watched_columns(arguments[2])) as w (name)
+    select w.name from unnest(notifyq.watched_columns(arguments[2])) as w (name)
     where not exists (
       select from pg_attribute as a
-      where a.attrelid = _capture_problem.relation and a.attname = w.name
+      where a.attrelid = capture_problem.relation and a.attname = w.name
         and a.attnum > 0 and not a.attisdropped
     )
   );
@@ -219,7 +221,7 @@ begin
     when v_gone <> '{}' then format('it has columns that are gone: %s', v_gone)
     when not exists (select from messages.stream as s where s.name = arguments[1])
     then format('there is no stream %L', arguments[1])
-    when not messages._may_capture(relation, arguments[1])
+    when not notifyq.may_capture(relation, arguments[1])
     then 'the owner of the table may not publish into the stream'
   end;
 exception
@@ -230,7 +232,7 @@ $$;
 
 -- The rights are those of the owner of the table, who had it captured: whoever writes to the table
 -- needs none to the stream, and the functions are of no use to reach the streams of others.
-create or replace function messages._publish_captured(
+create or replace function notifyq.publish_captured(
   relation oid,
   stream text,
   payloads jsonb[],
@@ -241,7 +243,7 @@ create or replace function messages._publish_captured(
   language plpgsql
 as $$
 begin
-  if not messages._may_capture(relation, stream) then
+  if not notifyq.may_capture(relation, stream) then
     raise exception using
       errcode = 'NQ007',
       message = format(
@@ -251,7 +253,7 @@ begin
       ),
       hint = 'an admin can allow it with messages.grant_queue(), or call uncapture()';
   end if;
-  perform messages._publish_events(
+  perform notifyq.publish_events(
     stream, payloads, keys, operation,
     jsonb_build_object('transaction', pg_current_xact_id()::text), true
   );
@@ -263,7 +265,7 @@ create or replace function messages.captures(stream text default null)
   language sql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
   select c.relation, c.stream, array_agg(c.operation order by c.place),
     case when c.problem is null then nullif(c.columns, '')::text[] end, c.condition, c.is_by_row,
@@ -271,7 +273,7 @@ as $$
   from (
     select t.tgrelid::regclass as relation, o.place, o.operation, t.tgname::text as name,
       a.arguments[1] as stream, a.arguments[2] as columns,
-      messages._capture_problem(t.tgrelid, a.arguments) as problem,
+      notifyq.capture_problem(t.tgrelid, a.arguments) as problem,
       substring(pg_get_triggerdef(t.oid) from ' WHEN \((.*)\) EXECUTE FUNCTION ') as condition,
       t.tgtype & 1 = 1 as is_by_row, t.tgenabled in ('O', 'A') as is_enabled
     from pg_trigger as t
@@ -286,8 +288,8 @@ as $$
       ) with ordinality as p (part, place)
     ) as a (arguments)
     where t.tgfoid in (
-        'messages.capture_rows'::regproc, 'messages.capture_updates'::regproc,
-        'messages.capture_each'::regproc
+        'notifyq.capture_rows'::regproc, 'notifyq.capture_updates'::regproc,
+        'notifyq.capture_each'::regproc
       )
       and t.tgparentid = 0
   ) as c
@@ -327,7 +329,7 @@ comment on function messages.uncapture(regclass, text) is
 
 -- Else the next statement that changes the table would fail. A capture that fails already, as the
 -- owner of the table may not publish, does not count: any publisher can make such a trigger.
-create or replace function messages._check_captured(stream text)
+create or replace function notifyq.check_captured(stream text)
   returns void
   language plpgsql
   stable
@@ -335,12 +337,12 @@ as $$
 declare
   v_relations text := (
     select string_agg(distinct c.relation::text, ', ')
-    from messages.captures(_check_captured.stream) as c
+    from messages.captures(check_captured.stream) as c
     where c.problem is null
   );
 begin
   if v_relations is not null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('stream %L has the changes of %s', stream, v_relations), 'call uncapture() first'
     );
   end if;

@@ -8,7 +8,7 @@
 -- and the upkeep, so that they get there with nobody at work.
 
 -- As a claim of the message would be asked.
-create or replace function messages._matches_event(event messages.batch_event, filter jsonpath)
+create or replace function notifyq.matches_event(event messages.batch_event, filter jsonpath)
   returns boolean
   language plpgsql
   stable
@@ -24,13 +24,13 @@ begin
   v_message.key := event.key;
   v_message.message := event.message;
   v_message.headers := event.headers;
-  return messages._matches(v_message, filter);
+  return notifyq.matches(v_message, filter);
 end;
 $$;
 
--- The token is one that nobody else can give to a new message, see _admit(): the forward was
+-- The token is one that nobody else can give to a new message, see admit(): the forward was
 -- allowed to publish when it was made, and who moves its events need not be allowed to.
-create or replace function messages._move_events(
+create or replace function notifyq.move_events(
   stream text,
   queue text,
   events messages.batch_event[]
@@ -39,14 +39,14 @@ create or replace function messages._move_events(
   language sql
 as $$
   insert into messages.message (queue, message, type, key, headers, lock_token)
-  select _move_events.queue, e.message, e.type, e.key,
-    e.headers || jsonb_build_object('stream', _move_events.stream, 'event', e.id), 1
-  from unnest(_move_events.events) as e
+  select move_events.queue, e.message, e.type, e.key,
+    e.headers || jsonb_build_object('stream', move_events.stream, 'event', e.id), 1
+  from unnest(move_events.events) as e
   order by e.id;
 $$;
 
 -- Each for itself, where not all of them could be: what the queue does not take is a dead event.
-create or replace function messages._move_singly(
+create or replace function notifyq.move_singly(
   stream text,
   subscriber text,
   queue text,
@@ -61,13 +61,13 @@ declare
 begin
   foreach v_event in array events loop
     begin
-      perform messages._move_events(stream, queue, array[v_event]);
+      perform notifyq.move_events(stream, queue, array[v_event]);
     exception
       when sqlstate 'NQ003' or sqlstate 'NQ008' or data_exception
         or integrity_constraint_violation
       then
         get stacked diagnostics v_error = message_text;
-        perform messages._archive_event(
+        perform notifyq.archive_event(
           stream, subscriber, v_event.id, v_event.created_at, v_event.type, v_event.key,
           v_event.message, v_event.headers, coalesce(v_event.retries, 0) + 1,
           format('queue %s does not take it: %s', queue, v_error), 'rejected'
@@ -78,8 +78,8 @@ end;
 $$;
 
 -- Returns how many events were looked at, or null if another session is at it.
-create or replace function messages._forward_batch(
-  forward messages.forward,
+create or replace function notifyq.forward_batch(
+  forward notifyq.forward,
   quantity integer,
   fresh bigint
 )
@@ -90,7 +90,7 @@ declare
   v_subscription messages.subscription;
   v_stream text;
   v_id bigint;
-  v_batch messages.batch;
+  v_batch notifyq.batch;
   v_all messages.batch_event[];
   v_events messages.batch_event[];
 begin
@@ -102,8 +102,8 @@ begin
     return null;
   end if;
   v_stream := (select s.name from messages.stream as s where s.id = v_subscription.stream);
-  v_id := messages._next_batch(v_stream, v_subscription, quantity, fresh);
-  select b.* into v_batch from messages.batch as b where b.id = v_id;
+  v_id := notifyq.select_batch(v_stream, v_subscription, quantity, fresh);
+  select b.* into v_batch from notifyq.batch as b where b.id = v_id;
   if not found then
     return 0;
   end if;
@@ -111,36 +111,36 @@ begin
     v_batch.after_id := 0;
     v_batch.last_id := 9223372036854775807;
   end if;
-  v_all := array(select e from messages._events(v_batch) as e order by e.id);
+  v_all := array(select e from notifyq.read_events(v_batch) as e order by e.id);
   v_events := case
     when forward.filter is null then v_all
     else array(
       select e from unnest(v_all) as e
-      where messages._matches_event(e, forward.filter)
+      where notifyq.matches_event(e, forward.filter)
       order by e.id
     )
   end;
   if v_events <> '{}' then
     begin
-      perform messages._move_events(v_stream, forward.queue, v_events);
+      perform notifyq.move_events(v_stream, forward.queue, v_events);
     exception
       when sqlstate 'NQ003' or sqlstate 'NQ008' or data_exception
         or integrity_constraint_violation
       then
-        perform messages._move_singly(
+        perform notifyq.move_singly(
           v_stream, v_subscription.name, forward.queue, v_events
         );
     end;
   end if;
-  insert into messages.batch_end (batch, is_finished) values (v_batch.id, true);
-  delete from messages.event_retry as r where r.batch = v_batch.id;
+  insert into notifyq.batch_end (batch, is_finished) values (v_batch.id, true);
+  delete from notifyq.event_retry as r where r.batch = v_batch.id;
   return greatest(cardinality(v_all), 1);
 end;
 $$;
 
 -- Of one forward, up to quantity events. What stops one stops neither the others nor who asked.
-create or replace function messages._forward_one(
-  forward messages.forward,
+create or replace function notifyq.forward_one(
+  forward notifyq.forward,
   quantity integer,
   fresh bigint
 )
@@ -154,7 +154,7 @@ declare
 begin
   loop
     begin
-      v_now := messages._forward_batch(forward, quantity - v_moved, fresh);
+      v_now := notifyq.forward_batch(forward, quantity - v_moved, fresh);
     exception
       -- The queue is full: the events wait in the stream, which is what it is for.
       when sqlstate 'NQ010' then
@@ -163,7 +163,7 @@ begin
         exit;
       when others then
         get stacked diagnostics v_error = message_text;
-        update messages.forward as f
+        update notifyq.forward as f
         set failed_at = clock_timestamp(), last_error = left(v_error, 1000)
         where f.subscription = forward.subscription;
         raise warning 'notifyq: events cannot be forwarded into queue %, which is tried again in a '
@@ -175,7 +175,7 @@ begin
     exit when v_moved >= quantity;
   end loop;
   if v_moved > 0 and forward.failed_at is not null then
-    update messages.forward as f
+    update notifyq.forward as f
     set failed_at = null, last_error = null
     where f.subscription = forward.subscription;
   end if;
@@ -185,7 +185,7 @@ $$;
 
 -- Forwards: make a subscription that forwards into a queue, end it, and list them.
 
-create or replace function messages._forward_into(
+create or replace function notifyq.forward_into(
   queues text[],
   quantity integer,
   fresh bigint default null
@@ -196,58 +196,58 @@ create or replace function messages._forward_into(
   set jit = off
 as $$
 declare
-  v_fresh bigint := coalesce(fresh, messages._fresh_low());
-  v_forward messages.forward;
+  v_fresh bigint := coalesce(fresh, notifyq.fresh_low());
+  v_forward notifyq.forward;
   v_moved integer := 0;
 begin
   for v_forward in
     select f.*
-    from messages.forward as f
+    from notifyq.forward as f
     where (queues is null or f.queue = any (queues))
       and (f.failed_at is null or f.failed_at < clock_timestamp() - interval '1 minute')
     order by f.subscription
   loop
-    v_moved := v_moved + messages._forward_one(v_forward, quantity, v_fresh);
+    v_moved := v_moved + notifyq.forward_one(v_forward, quantity, v_fresh);
   end loop;
   return v_moved;
 end;
 $$;
 
 -- What is forwarded is moved when somebody claims it; not one by one, nor very many at once.
-create or replace function messages._fetch_forwards(queues text[], quantity integer)
+create or replace function notifyq.fetch_forwards(queues text[], quantity integer)
   returns integer
   language sql
 as $$
-  select messages._forward_into(queues, greatest(quantity, 100));
+  select notifyq.forward_into(queues, greatest(quantity, 100));
 $$;
 
 -- As workers of the queues would move the events, they are told of them.
-create or replace function messages._ring_forwards(stream messages.stream)
+create or replace function notifyq.notify_forwards(stream messages.stream)
   returns void
   language plpgsql
 as $$
 begin
-  perform messages._ring(q, '')
-  from messages.forward as f
+  perform notifyq.notify_queue(q, '')
+  from notifyq.forward as f
   join messages.subscription as u on u.id = f.subscription
   join messages.queue as q on q.name = f.queue
-  where u.stream = _ring_forwards.stream.id
+  where u.stream = notify_forwards.stream.id
   order by q.name;
 end;
 $$;
 
-create or replace function messages.forward_pending(quantity integer default 10000)
+create or replace function notifyq.forward_pending(quantity integer default 10000)
   returns integer
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform messages._check_quantity(forward_pending.quantity, 100000);
-  return messages._forward_into(null, forward_pending.quantity);
+  perform notifyq.check_quantity(forward_pending.quantity, 100000);
+  return notifyq.forward_into(null, forward_pending.quantity);
 end;
 $$;
-comment on function messages.forward_pending(integer) is
+comment on function notifyq.forward_pending(integer) is
   'Move up to quantity events of each subscription that forwards into its queue; return how many '
   'were looked at. maintain() does it, and so does each claim from such a queue.';
 
@@ -261,30 +261,30 @@ create or replace function messages.forward(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  v_stream messages.stream := messages._stream(stream);
-  v_queue messages.queue := messages._queue(queue);
+  v_stream messages.stream := notifyq.find_stream(stream);
+  v_queue messages.queue := notifyq.find_queue(queue);
   v_subscription messages.subscription;
   v_is_new boolean;
 begin
   if forward.filter is not null then
-    perform messages._check_filter(forward.filter);
+    perform notifyq.check_filter(forward.filter);
   end if;
-  perform messages._check_access(v_stream.name, 'consume from');
-  perform messages._check_access(v_queue.name, 'publish into');
+  perform notifyq.check_access(v_stream.name, 'consume from');
+  perform notifyq.check_access(v_queue.name, 'publish into');
   perform messages.subscribe(v_stream.name, subscriber, place);
-  v_subscription := messages._subscription(v_stream.name, subscriber);
-  insert into messages.forward as f (subscription, queue, filter)
+  v_subscription := notifyq.find_subscription(v_stream.name, subscriber);
+  insert into notifyq.forward as f (subscription, queue, filter)
   values (v_subscription.id, v_queue.name, forward.filter)
   on conflict on constraint forward_subscription_pk
   do update set queue = excluded.queue, filter = excluded.filter, failed_at = null,
     last_error = null
   returning f.xmax = 0 into v_is_new;
   -- Workers that sleep claim, and with that move what is there already.
-  perform messages._ring(v_queue, '');
+  perform notifyq.notify_queue(v_queue, '');
   return v_is_new;
 end;
 $$;
@@ -305,12 +305,12 @@ create or replace function messages.unforward(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_subscription messages.subscription := messages._subscription(stream, subscriber);
+  v_subscription messages.subscription := notifyq.find_subscription(stream, subscriber);
 begin
-  delete from messages.forward as f where f.subscription = v_subscription.id;
+  delete from notifyq.forward as f where f.subscription = v_subscription.id;
   if not found then
     return false;
   end if;
@@ -330,10 +330,10 @@ create or replace function messages.forwards(stream text default null)
   language sql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
   select s.name, u.name, f.queue, f.filter, f.created_at, f.failed_at, f.last_error
-  from messages.forward as f
+  from notifyq.forward as f
   join messages.subscription as u on u.id = f.subscription
   join messages.stream as s on s.id = u.stream
   where forwards.stream is null

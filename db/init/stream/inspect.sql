@@ -8,12 +8,12 @@ create or replace function messages.stream_info(stream text default null)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
   if stream_info.stream is not null then
-    perform messages._stream(stream_info.stream);
+    perform notifyq.find_stream(stream_info.stream);
   end if;
   return query
   select s.name, s.created_at,
@@ -23,14 +23,14 @@ begin
   from messages.stream as s
   cross join lateral (
     select count(*)::integer, coalesce(
-        sum(pg_total_relation_size(to_regclass('messages.' || messages._event_table(e.id)))), 0
+        sum(pg_total_relation_size(to_regclass(notifyq.event_table(e.id)))), 0
       )::bigint, min(e.opened_at)
-    from messages.segment as e
+    from notifyq.segment as e
     where e.stream = s.id
   ) as g (segments, bytes, oldest_at)
   left join lateral (
     select t.id, t.created_at
-    from messages.tick as t where t.stream = s.id order by t.id desc limit 1
+    from notifyq.tick as t where t.stream = s.id order by t.id desc limit 1
   ) as t on true
   where s.name = stream_info.stream or stream_info.stream is null
   order by s.name;
@@ -41,32 +41,32 @@ comment on function messages.stream_info(text) is
   'since when events are kept, and its newest tick. Raises NQ020 for an unknown stream.';
 
 -- What a subscription has yet to finish, as one batch.
-create or replace function messages._unread(subscription bigint)
-  returns messages.batch
+create or replace function notifyq.unread_batch(subscription bigint)
+  returns notifyq.batch
   language plpgsql
   stable
 as $$
 declare
-  v_unread messages.batch;
+  v_unread notifyq.batch;
   v_is_over boolean;
   v_moment record;
   v_late xid8[];
 begin
   -- From the oldest batch that is open, else from the newest.
   select b.* into v_unread
-  from messages.batch as b
-  left join messages.batch_end as e on e.batch = b.id
-  where b.subscription = _unread.subscription
+  from notifyq.batch as b
+  left join notifyq.batch_end as e on e.batch = b.id
+  where b.subscription = unread_batch.subscription
   order by b.kind = 'events' and e.batch is null desc,
     case when b.kind = 'events' and e.batch is null then b.previous end, b.previous desc
   limit 1;
-  v_is_over := v_unread.kind <> 'events' or not messages._is_open(v_unread);
+  v_is_over := v_unread.kind <> 'events' or not notifyq.is_open(v_unread);
   v_unread.kind := 'events';  -- also behind a batch of what was seen once more
-  v_moment := messages._moment(v_unread.upto_low, pg_snapshot_xmax(v_unread.upto), null);
+  v_moment := notifyq.snapshot_position(v_unread.upto_low, pg_snapshot_xmax(v_unread.upto), null);
   if v_is_over and v_unread.is_last then
-    return messages._window(v_unread, v_moment.snapshot, v_moment.low, v_moment.high);
+    return notifyq.batch_window(v_unread, v_moment.snapshot, v_moment.low, v_moment.high);
   end if;
-  v_late := messages._late(v_unread);
+  v_late := notifyq.late_transactions(v_unread);
   if v_is_over then
     v_unread.after_id := v_unread.last_id;
   end if;
@@ -76,7 +76,7 @@ begin
   v_unread.last_id := v_moment.high;
   -- What has ended since the open batch was cut may have smaller ids than all that are in it.
   if not v_is_over and v_unread.after_id <= v_unread.seen_low
-    and cardinality(messages._late(v_unread)) > cardinality(v_late)
+    and cardinality(notifyq.late_transactions(v_unread)) > cardinality(v_late)
   then
     v_unread.after_id := 0;
   end if;
@@ -84,14 +84,14 @@ begin
 end;
 $$;
 
-create or replace function messages._first_unread_at(unread messages.batch)
+create or replace function notifyq.first_unread_at(unread notifyq.batch)
   returns timestamptz
   language plpgsql
   stable
 as $$
 begin
-  unread.last_id := (messages._ahead(unread, 1)).last_id;
-  return (select min(e.created_at) from messages._events(unread) as e);
+  unread.last_id := (notifyq.count_next_events(unread, 1)).last_id;
+  return (select min(e.created_at) from notifyq.read_events(unread) as e);
 end;
 $$;
 
@@ -102,17 +102,17 @@ create or replace function messages.subscription_info(
   returns setof messages.subscription_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
   v_subscription record;
-  v_unread messages.batch;
+  v_unread notifyq.batch;
 begin
   if subscription_info.subscriber is not null then
-    perform messages._subscription(subscription_info.stream, subscription_info.subscriber);
+    perform notifyq.find_subscription(subscription_info.stream, subscription_info.subscriber);
   elsif subscription_info.stream is not null then
-    perform messages._stream(subscription_info.stream);
+    perform notifyq.find_stream(subscription_info.stream);
   end if;
   for v_subscription in
     select u.id, u.stream as stream_id, s.name as stream, u.name as subscriber
@@ -122,31 +122,31 @@ begin
       and (u.name = subscription_info.subscriber or subscription_info.subscriber is null)
     order by s.name, u.name
   loop
-    v_unread := messages._unread(v_subscription.id);
+    v_unread := notifyq.unread_batch(v_subscription.id);
     return query
     select v_subscription.stream, v_subscription.subscriber,
-      coalesce(clock_timestamp() - messages._first_unread_at(v_unread), interval '0'),
-      (messages._ahead(v_unread, 1000000)).there, l.opened_at, l.tick, o.id,
+      coalesce(clock_timestamp() - notifyq.first_unread_at(v_unread), interval '0'),
+      (notifyq.count_next_events(v_unread, 1000000)).there, l.opened_at, l.tick, o.id,
       (
-        select min(t.id) from messages.tick as t
+        select min(t.id) from notifyq.tick as t
         where t.stream = v_subscription.stream_id and t.id > l.tick
       ),
       (
-        select count(*) from messages.event_retry as r
+        select count(*) from notifyq.event_retry as r
         where r.subscription = v_subscription.id and r.due_at is not null
       ),
       messages.dead_count(v_subscription.stream, v_subscription.subscriber)::bigint,
       o.members
     from (
-      select b.* from messages.batch as b
+      select b.* from notifyq.batch as b
       where b.subscription = v_subscription.id order by b.previous desc limit 1
     ) as l
     cross join lateral (
       select min(b.id), count(distinct b.member)::integer
-      from messages.batch as b
+      from notifyq.batch as b
       where b.subscription = v_subscription.id
         and b.kind <> 'position'
-        and not exists (select from messages.batch_end as e where e.batch = b.id)
+        and not exists (select from notifyq.batch_end as e where e.batch = b.id)
     ) as o (id, members);
   end loop;
 end;
@@ -163,27 +163,27 @@ create or replace function messages.batch_info(batch bigint)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  v_batch messages.batch := messages._batch(batch_info.batch);
+  v_batch notifyq.batch := notifyq.find_batch(batch_info.batch);
 begin
   return query
   select v_batch.id, s.name, u.name, v_batch.member, v_batch.opened_at, e.ended_at,
     v_batch.kind = 'retries', greatest(v_batch.after_id, v_batch.seen_low) + 1, v_batch.last_id,
     v_batch.seen, v_batch.upto, nullif(p.tick, 0), nullif(v_batch.tick, 0), b.created_at,
     t.created_at, clock_timestamp() - case
-      when t.is_asked and messages._passed(t.snapshot) >= messages._passed(v_batch.upto)
+      when t.is_asked and notifyq.finished_transactions(t.snapshot) >= notifyq.finished_transactions(v_batch.upto)
         then t.created_at
       else v_batch.opened_at
     end
   from messages.subscription as u
   join messages.stream as s on s.id = u.stream
-  left join messages.batch_end as e on e.batch = v_batch.id
-  left join messages.batch as p on p.id = v_batch.previous
-  left join messages.tick as b on b.stream = s.id and b.id = p.tick
-  left join messages.tick as t on t.stream = s.id and t.id = v_batch.tick
+  left join notifyq.batch_end as e on e.batch = v_batch.id
+  left join notifyq.batch as p on p.id = v_batch.previous
+  left join notifyq.tick as b on b.stream = s.id and b.id = p.tick
+  left join notifyq.tick as t on t.stream = s.id and t.id = v_batch.tick
   where u.id = v_batch.subscription;
 end;
 $$;
@@ -196,7 +196,7 @@ comment on function messages.batch_info(bigint) is
 
 -- Open batches: what subscribers have at this moment, and since when.
 
-create or replace function messages.open_batches(
+create or replace function notifyq.open_batches(
   stream text default null,
   quantity integer default 100
 )
@@ -204,24 +204,24 @@ create or replace function messages.open_batches(
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
 begin
-  perform messages._check_quantity(open_batches.quantity, 10000);
+  perform notifyq.check_quantity(open_batches.quantity, 10000);
   if open_batches.stream is not null then
-    perform messages._stream(open_batches.stream);
+    perform notifyq.find_stream(open_batches.stream);
   end if;
   return query
   select i.*
   from (
     select b.id
-    from messages.batch as b
+    from notifyq.batch as b
     join messages.subscription as u on u.id = b.subscription
     join messages.stream as s on s.id = u.stream
     where b.kind <> 'position'
       and (open_batches.stream is null or s.name = open_batches.stream)
-      and not exists (select from messages.batch_end as e where e.batch = b.id)
+      and not exists (select from notifyq.batch_end as e where e.batch = b.id)
     order by b.opened_at, b.id
     limit open_batches.quantity
   ) as o
@@ -229,60 +229,60 @@ begin
   order by i.opened_at, i.batch;
 end;
 $$;
-comment on function messages.open_batches(text, integer) is
+comment on function notifyq.open_batches(text, integer) is
   'The batches that subscribers of a stream (null: of all) have open, as batch_info() reports '
   'them, the oldest first, up to quantity. Raises NQ020 for an unknown stream.';
 
 -- Lags: how far behind subscribers are, for those who ask again and again.
 
-create or replace function messages.lags(most integer default 10000)
+create or replace function notifyq.subscription_lags(most integer default 10000)
   returns setof messages.subscription_report
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_subscription record;
-  v_unread messages.batch;
+  v_unread notifyq.batch;
   v_pending bigint;
 begin
-  perform messages._check_quantity(lags.most, 1000000);
+  perform notifyq.check_quantity(subscription_lags.most, 1000000);
   for v_subscription in
     select u.id, s.name as stream, u.name as subscriber
     from messages.subscription as u
     join messages.stream as s on s.id = u.stream
     order by s.name, u.name
   loop
-    v_unread := messages._unread(v_subscription.id);
-    v_pending := (messages._ahead(v_unread, lags.most)).there;
+    v_unread := notifyq.unread_batch(v_subscription.id);
+    v_pending := (notifyq.count_next_events(v_unread, subscription_lags.most)).there;
     return query
     select v_subscription.stream, v_subscription.subscriber,
       case
         when v_pending = 0 then interval '0'
         else coalesce(
-          clock_timestamp() - messages._first_unread_at(v_unread), interval '0'
+          clock_timestamp() - notifyq.first_unread_at(v_unread), interval '0'
         )
       end,
       v_pending,
       (
-        select b.opened_at from messages.batch as b
+        select b.opened_at from notifyq.batch as b
         where b.subscription = v_subscription.id order by b.previous desc limit 1
       ),
       null::bigint, null::bigint, null::bigint,
       (
         select count(*)
         from (
-          select from messages.event_retry as r
+          select from notifyq.event_retry as r
           where r.subscription = v_subscription.id and r.due_at is not null
-          limit lags.most
+          limit subscription_lags.most
         ) as l
       ),
       null::bigint, null::integer;
   end loop;
 end;
 $$;
-comment on function messages.lags(integer) is
+comment on function notifyq.subscription_lags(integer) is
   'How far behind each subscriber is: what messages.subscription_info() says of lag, pending and '
   'retries, of which up to most are counted, and of last_seen_at. The other columns are null, so '
   'that a call stays cheap. Raises NQ003.';
@@ -294,28 +294,28 @@ create or replace function messages.events_since(stream text, seen pg_snapshot)
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
 as $$
 declare
-  v_stream messages.stream := messages._stream(stream);
+  v_stream messages.stream := notifyq.find_stream(stream);
   v_table text;
 begin
   if exists (select from messages.queue_grant) then
-    perform messages._check_access(v_stream.name, 'consume from');
+    perform notifyq.check_access(v_stream.name, 'consume from');
   end if;
   for v_table in
-    select messages._event_table(s.id)
-    from messages.segment as s
+    select notifyq.event_table(s.id)
+    from notifyq.segment as s
     where s.stream = v_stream.id
-      and (s.sealed is null or messages._passed(s.sealed) > messages._passed(events_since.seen))
+      and (s.sealed is null or notifyq.finished_transactions(s.sealed) > notifyq.finished_transactions(events_since.seen))
     order by s.low, s.id
   loop
     return query execute format(
       'select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, null::text '
-      'from messages.%I as e '
+      'from %s as e '
       'where e.xid >= %L and not pg_visible_in_snapshot(e.xid, %L) '
       'order by e.id',
       v_table, pg_snapshot_xmin(events_since.seen), events_since.seen

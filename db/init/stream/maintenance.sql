@@ -1,7 +1,7 @@
 -- Maintenance: ticks, old segments, and streams after a restore.
 
 -- Batches that ended a while ago: whoever finishes one twice is told so until then.
-create or replace function messages._forget_batches(subscription bigint, quantity integer)
+create or replace function notifyq.forget_batches(subscription bigint, quantity integer)
   returns void
   language plpgsql
   set enable_seqscan = off
@@ -10,39 +10,39 @@ as $$
 declare
   v_old bigint[] := array(
     select b.id
-    from messages.batch as b
-    left join messages.batch_end as e on e.batch = b.id
-    where b.subscription = _forget_batches.subscription
+    from notifyq.batch as b
+    left join notifyq.batch_end as e on e.batch = b.id
+    where b.subscription = forget_batches.subscription
       and b.previous < (
         select max(l.previous)
-        from messages.batch as l where l.subscription = _forget_batches.subscription
+        from notifyq.batch as l where l.subscription = forget_batches.subscription
       )
       and (b.kind = 'position' or e.ended_at < clock_timestamp() - interval '10 seconds')
     order by b.previous
     limit quantity
   );
 begin
-  delete from messages.batch as b where b.id = any (v_old);
-  delete from messages.batch_end as e where e.batch = any (v_old);
+  delete from notifyq.batch as b where b.id = any (v_old);
+  delete from notifyq.batch_end as e where e.batch = any (v_old);
 end;
 $$;
 
-create or replace function messages._forget_ticks(stream bigint, quantity integer)
+create or replace function notifyq.forget_ticks(stream bigint, quantity integer)
   returns void
   language plpgsql
 as $$
 begin
-  delete from messages.tick as t
-  where t.stream = _forget_ticks.stream
+  delete from notifyq.tick as t
+  where t.stream = forget_ticks.stream
     and t.id = any (array(
       select o.id
-      from messages.tick as o
-      where o.stream = _forget_ticks.stream
+      from notifyq.tick as o
+      where o.stream = forget_ticks.stream
         and o.created_at < (
-          select min(s.opened_at) from messages.segment as s where s.stream = _forget_ticks.stream
+          select min(s.opened_at) from notifyq.segment as s where s.stream = forget_ticks.stream
         )
         and o.id < (
-          select max(l.id) from messages.tick as l where l.stream = _forget_ticks.stream
+          select max(l.id) from notifyq.tick as l where l.stream = forget_ticks.stream
         )
       order by o.id
       limit quantity
@@ -51,7 +51,7 @@ end;
 $$;
 
 -- A tick a second at most, and a bell for those who have something to read.
-create or replace function messages._tick_idle(stream messages.stream, fresh bigint)
+create or replace function notifyq.tick_idle(stream messages.stream, fresh bigint)
   returns void
   language plpgsql
   set enable_seqscan = off
@@ -60,76 +60,76 @@ create or replace function messages._tick_idle(stream messages.stream, fresh big
 as $$
 declare
   v_now timestamptz := clock_timestamp();
-  v_tick messages.tick;
-  v_table text := messages._event_table(stream.segment);
+  v_tick notifyq.tick;
+  v_table text := notifyq.event_table(stream.segment);
   v_is_there boolean;
 begin
   select t.* into v_tick
-  from messages.tick as t where t.stream = _tick_idle.stream.id order by t.id desc limit 1;
+  from notifyq.tick as t where t.stream = tick_idle.stream.id order by t.id desc limit 1;
   execute format(
-    'select exists (select from messages.%I as e where e.id > %L)', v_table, v_tick.high
+    'select exists (select from %s as e where e.id > %L)', v_table, v_tick.high
   )
   into v_is_there;
   if v_is_there and v_tick.created_at < v_now - interval '1 second' then
-    perform messages._cut_tick(stream, false, fresh);
+    perform notifyq.cut_tick(stream, false, fresh);
     v_tick.snapshot := pg_current_snapshot();
   end if;
   if exists (
     select
     from messages.subscription as u
     cross join lateral (
-      select b.upto from messages.batch as b
+      select b.upto from notifyq.batch as b
       where b.subscription = u.id order by b.previous desc limit 1
     ) as b
-    where u.stream = _tick_idle.stream.id
+    where u.stream = tick_idle.stream.id
       and (
-        v_is_there and messages._passed(b.upto) < messages._passed(v_tick.snapshot)
+        v_is_there and notifyq.finished_transactions(b.upto) < notifyq.finished_transactions(v_tick.snapshot)
         or exists (
-          select from messages.event_retry as r
+          select from notifyq.event_retry as r
           where r.subscription = u.id
             and r.batch is null
             and r.due_at <= v_now
         )
       )
   ) then
-    perform messages._ring_stream(stream);
+    perform notifyq.notify_stream(stream);
   end if;
 end;
 $$;
 
 -- Segments that are closed: seal them, and empty those that nobody needs any more.
-create or replace function messages._tend_segments(stream messages.stream)
+create or replace function notifyq.maintain_segments(stream messages.stream)
   returns void
   language plpgsql
 as $$
 declare
-  v_segment messages.segment;
+  v_segment notifyq.segment;
 begin
   for v_segment in
     select s.*
-    from messages.segment as s
-    where s.stream is not distinct from _tend_segments.stream.id
+    from notifyq.segment as s
+    where s.stream is not distinct from maintain_segments.stream.id
       and s.closed_at is not null
     order by s.closed_at
   loop
     if v_segment.sealed is null then
-      perform messages._seal(v_segment);
+      perform notifyq.seal_segment(v_segment);
     elsif v_segment.closed_at
       <= clock_timestamp() - coalesce(stream.retention, interval '0')
     then
       exit when exists (
         select
         from messages.subscription as u
-        where u.stream = _tend_segments.stream.id
-          and messages._needs(u.id, v_segment)
+        where u.stream = maintain_segments.stream.id
+          and notifyq.subscription_needs(u.id, v_segment)
       );
-      perform messages._free(v_segment);
+      perform notifyq.free_segment(v_segment);
     end if;
   end loop;
 end;
 $$;
 
-create or replace function messages._tend_streams(fresh bigint)
+create or replace function notifyq.maintain_streams(fresh bigint)
   returns void
   language plpgsql
 as $$
@@ -140,15 +140,15 @@ begin
     select s.* from messages.stream as s order by s.name
     for no key update skip locked
   loop
-    perform messages._tick_idle(v_stream, fresh);
-    perform messages._rotate(v_stream);
-    perform messages._tend_segments(v_stream);
-    perform messages._forget_ticks(v_stream.id, 1000);
-    perform messages._forget_batches(u.id, 10000)
+    perform notifyq.tick_idle(v_stream, fresh);
+    perform notifyq.rotate_segment(v_stream);
+    perform notifyq.maintain_segments(v_stream);
+    perform notifyq.forget_ticks(v_stream.id, 1000);
+    perform notifyq.forget_batches(u.id, 10000)
     from messages.subscription as u where u.stream = v_stream.id;
   end loop;
   -- Of streams that were dropped.
-  perform messages._tend_segments(null);
+  perform notifyq.maintain_segments(null);
 end;
 $$;
 
@@ -156,29 +156,29 @@ $$;
 
 -- After a restore: no number of a transaction says anything about this server. What each subscriber
 -- had yet to see, it sees by way of event_retry; all events count as committed long ago.
-create or replace function messages._adopt_streams()
+create or replace function notifyq.adopt_streams()
   returns void
   language plpgsql
 as $$
 #variable_conflict use_column
 begin
-  insert into messages.event_retry (
+  insert into notifyq.event_retry (
     subscription, event_id, due_at, retries, created_at, type, key, message, headers
   )
   select u.id, e.id, clock_timestamp(), 0, e.created_at, e.type, e.key, e.message, e.headers
   from messages.subscription as u
-  join messages.segment as s on s.stream = u.stream
+  join notifyq.segment as s on s.stream = u.stream
   join messages.event as e on e.segment = s.id
   where exists (
     select
-    from messages.batch as b
-    left join messages.batch_end as d on d.batch = b.id
+    from notifyq.batch as b
+    left join notifyq.batch_end as d on d.batch = b.id
     where b.subscription = u.id
       -- Whatever is published here already has a number that may mean anything, and a larger id.
       and (not pg_visible_in_snapshot(e.xid, b.seen) or e.id > b.upto_high)
       and case
         when b.previous = (
-          select max(l.previous) from messages.batch as l where l.subscription = u.id
+          select max(l.previous) from notifyq.batch as l where l.subscription = u.id
         ) then not pg_visible_in_snapshot(e.xid, b.upto)
           or e.id > b.upto_high
           or e.id > case when b.kind = 'events' and d.batch is null then b.after_id
@@ -188,17 +188,17 @@ begin
       end
   )
   on conflict on constraint event_retry_subscription_event_id_pk do nothing;
-  delete from messages.event_retry as r where r.due_at is null;
-  update messages.event_retry as r set batch = null where r.batch is not null;
+  delete from notifyq.event_retry as r where r.due_at is null;
+  update notifyq.event_retry as r set batch = null where r.batch is not null;
   update messages.event as e set xid = '3' where e.xid <> '3';
-  update messages.segment as s
+  update notifyq.segment as s
   set sealed = null, witnesses = null, changed_by = null
   where s.closed_at is not null;
-  delete from messages.tick;
-  delete from messages.batch_end;
-  delete from messages.batch;
-  perform messages._cut_tick(s, false) from messages.stream as s order by s.id;
-  perform messages._set_position(u.id, messages._place(s, 'last'))
+  delete from notifyq.tick;
+  delete from notifyq.batch_end;
+  delete from notifyq.batch;
+  perform notifyq.cut_tick(s, false) from messages.stream as s order by s.id;
+  perform notifyq.set_position(u.id, notifyq.position_batch(s, 'last'))
   from messages.subscription as u
   join messages.stream as s on s.id = u.stream;
 end;

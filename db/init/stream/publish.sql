@@ -3,7 +3,7 @@
 -- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ008 too large, NQ020 stream not
 -- found, NQ024 stream paused
 
-create or replace function messages._stream_key(stream text)
+create or replace function notifyq.stream_key(stream text)
   returns bigint
   language plpgsql
   immutable
@@ -13,21 +13,21 @@ begin
 end;
 $$;
 
-create or replace function messages._ring_stream(stream messages.stream)
+create or replace function notifyq.notify_stream(stream messages.stream)
   returns void
   language plpgsql
 as $$
 begin
   -- A full notification queue fails the commit, where nothing can catch it.
   if stream.bell <> 'off' and pg_notification_queue_usage() < 0.5 then
-    perform pg_notify('new_event', stream.name), nextval('messages.event_bell_seq');
-    perform messages._ring_forwards(stream) where exists (select from messages.forward);
+    perform pg_notify('new_event', stream.name), nextval('notifyq.event_notification_seq');
+    perform notifyq.notify_forwards(stream) where exists (select from notifyq.forward);
   end if;
 end;
 $$;
 
 -- Options that only a message can have, in a call of publish() for a stream.
-create or replace function messages._check_plain(
+create or replace function notifyq.check_plain(
   priority integer,
   is_later boolean,
   is_bound boolean,
@@ -38,7 +38,7 @@ create or replace function messages._check_plain(
 as $$
 begin
   if priority <> 0 or is_later or is_bound or max_attempts is not null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'an event of a stream has no priority, delay, dedup_key, after or max_attempts',
       'give type, headers and key only, or publish into a queue'
     );
@@ -46,7 +46,7 @@ begin
 end;
 $$;
 
-create or replace function messages._check_events(
+create or replace function notifyq.check_events(
   stream messages.stream,
   payloads jsonb[],
   headers jsonb,
@@ -60,7 +60,7 @@ declare
 begin
   -- A transaction that has published before does not look at once whether there is a new segment:
   -- locks that it holds it does not take again, and where it takes one, it looks.
-  perform pg_relation_is_updatable('messages.schema_version', false);
+  perform pg_relation_is_updatable('notifyq.schema_version', false);
   if stream.paused and current_setting('session_replication_role') <> 'replica' then
     raise exception using
       errcode = 'NQ024',
@@ -68,10 +68,10 @@ begin
       hint = format('an admin can allow it again: select messages.resume_stream(%L)', stream.name);
   end if;
   if not is_allowed and exists (select from messages.queue_grant) then
-    perform messages._check_access(stream.name, 'publish into');
+    perform notifyq.check_access(stream.name, 'publish into');
   end if;
   if jsonb_typeof(headers) <> 'object' then
-    perform messages._invalid(format('headers must be an object: %s', left(headers::text, 100)));
+    perform notifyq.raise_invalid(format('headers must be an object: %s', left(headers::text, 100)));
   end if;
   select max(octet_length(p.payload::text)) + coalesce(octet_length(headers::text), 0)
   into v_bytes
@@ -83,7 +83,7 @@ begin
         v_bytes, stream.name, stream.max_bytes),
       hint = 'raise max_bytes of the stream, or publish a reference to what is large';
   end if;
-  perform messages._check_payload(
+  perform notifyq.check_payload(
     stream.name, stream.payload_type, stream.payload_schema::jsonb, p.payload)
   from unnest(payloads) as p (payload)
   where coalesce(stream.payload_type, stream.payload_schema) is not null;
@@ -94,7 +94,7 @@ $$;
 -- select list: in a from clause its rows would all be stored before the first one is read. Ids are
 -- drawn once the transaction has its number, which is what readers go by; and whoever stops
 -- attending waits for the end of those that have one, so the key is asked for after that, too.
-create or replace function messages._publish_events(
+create or replace function notifyq.publish_events(
   name text,
   payloads jsonb[],
   keys text[],
@@ -106,61 +106,61 @@ create or replace function messages._publish_events(
   language plpgsql
 as $$
 declare
-  v_stream messages.stream := messages._stream(name);
+  v_stream messages.stream := notifyq.find_stream(name);
   v_ids bigint[];
 begin
-  perform messages._check_events(v_stream, payloads, headers, is_allowed);
+  perform notifyq.check_events(v_stream, payloads, headers, is_allowed);
   perform pg_current_xact_id();
   v_ids := array(
     select nextval('messages.event_id_seq') from generate_series(1, cardinality(payloads))
   );
   insert into messages.event (id, segment, type, key, message, headers)
-  select p.id, v_stream.segment, _publish_events.type, p.key, p.payload, coalesce(headers, '{}')
+  select p.id, v_stream.segment, publish_events.type, p.key, p.payload, coalesce(headers, '{}')
   from (
     select unnest(v_ids) as id, unnest(payloads) as payload, unnest(keys) as key
   ) as p;
   if v_stream.bell = 'always'
-    or pg_try_advisory_xact_lock_shared(messages._stream_key(v_stream.name))
+    or pg_try_advisory_xact_lock_shared(notifyq.stream_key(v_stream.name))
   then
-    perform messages._ring_stream(v_stream);
+    perform notifyq.notify_stream(v_stream);
   end if;
   return v_ids;
 end;
 $$;
 
-create or replace function messages.attend_stream(stream text, eager boolean default true)
+create or replace function notifyq.suppress_stream(stream text, eager boolean default true)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_stream messages.stream := messages._stream(stream);
+  v_stream messages.stream := notifyq.find_stream(stream);
 begin
-  perform messages._check_access(v_stream.name, 'consume from');
+  perform notifyq.check_access(v_stream.name, 'consume from');
   if v_stream.bell <> 'auto' then
     return false;
   end if;
-  return messages._attend(messages._stream_key(v_stream.name), eager);
+  return notifyq.extend_suppression(notifyq.stream_key(v_stream.name), eager);
 end;
 $$;
-comment on function messages.attend_stream(text, boolean) is
+comment on function notifyq.suppress_stream(text, boolean) is
   'Promise that this session asks for batches of the stream every few milliseconds: publishers '
   'stop ringing until unattend_streams() or the end of the session, and each batch that it opens '
   'rings for the other subscribers. Answers as attend() does. Raises NQ020 for an unknown stream.';
 
-create or replace function messages.unattend_streams(streams text[])
+create or replace function notifyq.unsuppress_streams(streams text[])
   returns xid8
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform pg_advisory_unlock(messages._stream_key(u.name)) from unnest(streams) as u (name);
+  perform pg_advisory_unlock(notifyq.stream_key(u.name)) from unnest(streams) as u (name);
   return pg_current_xact_id();
 end;
 $$;
-comment on function messages.unattend_streams(text[]) is
+comment on function notifyq.unsuppress_streams(text[]) is
   'Take back the promise of attend_stream(), in a transaction of its own. Once settled() says true '
   'of the number returned, one more look finds whatever was published silently.';
 
@@ -172,23 +172,23 @@ comment on function messages.unattend_streams(text[]) is
 -- Functions and defaults are used with the rights of whoever inserts, tables with the owner's.
 
 -- Whoever stops attending waits for the end of those that have a number: so one is drawn first.
-create or replace function messages.admit_event(stream text, message jsonb, headers jsonb)
+create or replace function notifyq.admit_event(stream text, message jsonb, headers jsonb)
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_stream messages.stream;
 begin
   select s.* into v_stream from messages.stream as s where s.name = admit_event.stream;
   if not found then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('%L is a queue', stream), 'insert into messages.message, or call messages.publish()'
     )
     from messages.queue as q
     where q.name = admit_event.stream;
-    v_stream := messages._stream(stream);
+    v_stream := notifyq.find_stream(stream);
   end if;
   -- Most are here because nobody attends.
   if (
@@ -197,27 +197,27 @@ begin
       <= v_stream.lone_bytes
   ) is not true then
     if message is null then
-      perform messages._invalid('message must not be null', 'publish the JSON value null instead');
+      perform notifyq.raise_invalid('message must not be null', 'publish the JSON value null instead');
     end if;
-    perform messages._check_events(v_stream, array[message], headers);
+    perform notifyq.check_events(v_stream, array[message], headers);
   end if;
   if v_stream.bell = 'always'
     or pg_current_xact_id() is not null
       and pg_try_advisory_xact_lock_shared(hashtextextended(stream, 7305427005))
   then
-    perform messages._ring_stream(v_stream);
+    perform notifyq.notify_stream(v_stream);
   end if;
   return v_stream.segment;
 end;
 $$;
-comment on function messages.admit_event(text, jsonb, jsonb) is
+comment on function notifyq.admit_event(text, jsonb, jsonb) is
   'What an insert into messages.stream_event asks of a stream that has conditions, or that nobody '
   'attends: checks the event, rings, and returns the segment to write it to. Nothing to call.';
 
 create or replace view messages.stream_event as
 select e.id, s.name as stream, e.created_at, e.type, e.key, e.message, e.headers
 from messages.event as e
-join messages.segment as g on g.id = e.segment
+join notifyq.segment as g on g.id = e.segment
 join messages.stream as s on s.id = g.stream;
 
 comment on view messages.stream_event is
@@ -251,7 +251,7 @@ create or replace rule publish as
               then not pg_try_advisory_xact_lock_shared(hashtextextended(n.stream, 7305427005))
           end
       ),
-      messages.admit_event(n.stream, n.message, n.headers)
+      notifyq.admit_event(n.stream, n.message, n.headers)
     ),
     n.type, n.key, n.message, coalesce(n.headers, '{}')
   from (
@@ -262,7 +262,7 @@ create or replace rule publish as
     id,
     (
       select s.name
-      from messages.segment as g
+      from notifyq.segment as g
       join messages.stream as s on s.id = g.stream
       where g.id = event.segment
     ),

@@ -10,18 +10,18 @@
 -- present one, so it is sent to none that it may not know. Who has made a table holds it to the
 -- end, which is after all others were told that it is there; and those who had begun by then, and
 -- may not have listened since, must be over.
-create or replace function messages._spare_segment(durable boolean)
+create or replace function notifyq.spare_segment(durable boolean)
   returns bigint
   language plpgsql
 as $$
 declare
-  v_segment messages.segment;
+  v_segment notifyq.segment;
   v_open text[];
 begin
   select s.* into v_segment
-  from messages.segment as s
+  from notifyq.segment as s
   where s.stream is null
-    and s.durable = _spare_segment.durable
+    and s.durable = spare_segment.durable
     and s.closed_at is null
     and s.changed_by is distinct from pg_current_xact_id()
   -- Those that all know, then those that some may not, then the new.
@@ -32,11 +32,11 @@ begin
     return null;
   end if;
   execute format(
-    'lock table messages.%I in row exclusive mode nowait', messages._event_table(v_segment.id)
+    'lock table %s in row exclusive mode nowait', notifyq.event_table(v_segment.id)
   );
-  v_open := messages._witnesses();
+  v_open := notifyq.open_transactions();
   if v_segment.witnesses is null then
-    update messages.segment as s set witnesses = v_open where s.id = v_segment.id;
+    update notifyq.segment as s set witnesses = v_open where s.id = v_segment.id;
   end if;
   return case when not v_segment.witnesses && v_open then v_segment.id end;
 exception
@@ -45,11 +45,11 @@ exception
 end;
 $$;
 
-create or replace function messages._make_segment(durable boolean)
+create or replace function notifyq.make_segment(durable boolean)
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
@@ -58,45 +58,45 @@ declare
   v_key text;
   v_index text;
 begin
-  insert into messages.segment (durable, changed_by)
-  values (_make_segment.durable, pg_current_xact_id())
+  insert into notifyq.segment (durable, changed_by)
+  values (make_segment.durable, pg_current_xact_id())
   returning id into v_id;
-  v_table := messages._event_table(v_id);
+  v_table := notifyq.event_table(v_id);
   -- Attached, not created in place, which would lock out all publishers of all streams.
   execute format(
-    'create table messages.%I (like messages.event including defaults including constraints)',
+    'create table %s (like messages.event including defaults including constraints)',
     v_table
   );
-  if not _make_segment.durable then
-    execute format('alter table messages.%I set unlogged', v_table);
+  if not make_segment.durable then
+    execute format('alter table %s set unlogged', v_table);
   end if;
-  v_key := v_table || '_id_pk';
-  v_index := v_table || '_xid_id_idx';
-  execute format('alter table messages.%I add constraint %I primary key (id)', v_table, v_key);
-  execute format('create index %I on messages.%I (xid, id)', v_index, v_table);
+  v_key := format('event_%s_id_pk', v_id);
+  v_index := format('event_%s_xid_id_idx', v_id);
+  execute format('alter table %s add constraint %I primary key (id)', v_table, v_key);
+  execute format('create index %I on %s (xid, id)', v_index, v_table);
   execute format(
-    'alter table messages.event attach partition messages.%I for values in (%L)', v_table, v_id
+    'alter table messages.event attach partition %s for values in (%L)', v_table, v_id
   );
   return v_id;
 end;
 $$;
 
 -- Publishers write to this one from now on.
-create or replace function messages._open_segment(stream messages.stream, segment bigint)
+create or replace function notifyq.open_segment(stream messages.stream, segment bigint)
   returns void
   language plpgsql
 as $$
 begin
-  update messages.segment as s
+  update notifyq.segment as s
   set closed_at = clock_timestamp(), changed_by = pg_current_xact_id()
-  where s.id = _open_segment.stream.segment;
-  update messages.segment as s
-  set stream = _open_segment.stream.id, opened_at = clock_timestamp(),
-    low = messages._last_event_id(), closed_at = null, witnesses = null, sealed = null
-  where s.id = _open_segment.segment;
+  where s.id = open_segment.stream.segment;
+  update notifyq.segment as s
+  set stream = open_segment.stream.id, opened_at = clock_timestamp(),
+    low = notifyq.last_event_id(), closed_at = null, witnesses = null, sealed = null
+  where s.id = open_segment.segment;
   update messages.stream as s
-  set segment = _open_segment.segment
-  where s.id = _open_segment.stream.id;
+  set segment = open_segment.segment
+  where s.id = open_segment.stream.id;
   -- Says what is there already, so that all sessions look at the tables of events again. One that
   -- did so while another table was made may have missed that, and would miss it until the next.
   alter table only messages.event alter column id set statistics -1;
@@ -106,44 +106,44 @@ $$;
 -- A new segment where the present one is old or large, or where there is none to spare one for the
 -- next run. Its least size grows with what is kept, so that a subscriber who is stuck for weeks
 -- leaves dozens of segments, and not thousands.
-create or replace function messages._rotate(stream messages.stream)
+create or replace function notifyq.rotate_segment(stream messages.stream)
   returns boolean
   language plpgsql
 as $$
 declare
-  v_segment messages.segment;
+  v_segment notifyq.segment;
   v_bytes bigint;
   v_kept bigint;
   v_age interval;
   v_spare bigint;
 begin
-  select s.* into v_segment from messages.segment as s where s.id = _rotate.stream.segment;
-  v_bytes := pg_relation_size(to_regclass('messages.' || messages._event_table(v_segment.id)));
+  select s.* into v_segment from notifyq.segment as s where s.id = rotate_segment.stream.segment;
+  v_bytes := pg_relation_size(notifyq.event_table(v_segment.id)::regclass);
   if v_bytes = 0 then
     return false;
   end if;
-  select sum(pg_relation_size(to_regclass('messages.' || messages._event_table(s.id))))::bigint,
+  select sum(pg_relation_size(to_regclass(notifyq.event_table(s.id))))::bigint,
     clock_timestamp() - min(s.opened_at)
   into v_kept, v_age
-  from messages.segment as s
-  where s.stream = _rotate.stream.id;
+  from notifyq.segment as s
+  where s.stream = rotate_segment.stream.id;
   if v_bytes < greatest(67108864, v_kept / 16)
     and clock_timestamp() - v_segment.opened_at
-      < greatest(_rotate.stream.retention / 2, interval '10 minutes', v_age / 16)
+      < greatest(rotate_segment.stream.retention / 2, interval '10 minutes', v_age / 16)
   then
     return false;
   end if;
-  v_spare := messages._spare_segment(_rotate.stream.durable);
+  v_spare := notifyq.spare_segment(rotate_segment.stream.durable);
   if v_spare is null then
     -- One that cannot be had yet will do the next time, or the one after that.
-    perform messages._make_segment(_rotate.stream.durable)
+    perform notifyq.make_segment(rotate_segment.stream.durable)
     where not exists (
-      select from messages.segment as s
-      where s.stream is null and s.durable = _rotate.stream.durable and s.closed_at is null
+      select from notifyq.segment as s
+      where s.stream is null and s.durable = rotate_segment.stream.durable and s.closed_at is null
     );
     return false;
   end if;
-  perform messages._open_segment(stream, v_spare);
+  perform notifyq.open_segment(stream, v_spare);
   return true;
 end;
 $$;
@@ -151,7 +151,7 @@ $$;
 -- Segments: seal those that are closed, and empty those that nobody needs.
 
 -- The transactions that are open, by their virtual numbers.
-create or replace function messages._witnesses()
+create or replace function notifyq.open_transactions()
   returns text[]
   language plpgsql
 as $$
@@ -171,19 +171,19 @@ $$;
 
 -- A publisher reads which segment is the present one before it writes: who began before others knew
 -- that it was closed may still write to it, and is known by its virtual transaction.
-create or replace function messages._seal(segment messages.segment)
+create or replace function notifyq.seal_segment(segment notifyq.segment)
   returns boolean
   language plpgsql
 as $$
 declare
-  v_table text := messages._event_table(segment.id);
-  v_open text[] := messages._witnesses();
+  v_table text := notifyq.event_table(segment.id);
+  v_open text[] := notifyq.open_transactions();
 begin
   if segment.changed_by = pg_current_xact_id_if_assigned() then
     return false;
   end if;
   if segment.witnesses is null then
-    update messages.segment as s set witnesses = v_open where s.id = segment.id;
+    update notifyq.segment as s set witnesses = v_open where s.id = segment.id;
     return false;
   end if;
   -- Nor while this transaction itself has written to it: its own locks it is always granted.
@@ -192,15 +192,15 @@ begin
       select from pg_locks as l
       where l.pid = pg_backend_pid()
         and l.mode = 'RowExclusiveLock'
-        and l.relation = to_regclass('messages.' || v_table)
+        and l.relation = to_regclass(v_table)
     )
   then
     return false;
   end if;
   -- Refused while somebody has written to it and is not over, prepared ones included.
-  execute format('lock table messages.%I in share mode nowait', v_table);
-  update messages.segment as s
-  set sealed = messages._present(), witnesses = null
+  execute format('lock table %s in share mode nowait', v_table);
+  update notifyq.segment as s
+  set sealed = notifyq.committed_snapshot(), witnesses = null
   where s.id = segment.id;
   return true;
 exception
@@ -210,16 +210,16 @@ end;
 $$;
 
 -- Empty a segment that all have passed, or whose stream is gone, and have it used again.
-create or replace function messages._free(segment messages.segment)
+create or replace function notifyq.free_segment(segment notifyq.segment)
   returns boolean
   language plpgsql
 as $$
 declare
-  v_table text := messages._event_table(segment.id);
+  v_table text := notifyq.event_table(segment.id);
 begin
-  execute format('lock table messages.%I in access exclusive mode nowait', v_table);
-  execute format('truncate table messages.%I', v_table);
-  update messages.segment as s
+  execute format('lock table %s in access exclusive mode nowait', v_table);
+  execute format('truncate table %s', v_table);
+  update notifyq.segment as s
   set stream = null, opened_at = null, closed_at = null, witnesses = '{}', sealed = null
   where s.id = segment.id;
   return true;

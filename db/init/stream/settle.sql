@@ -5,23 +5,23 @@
 
 -- Held to the end of the transaction by whoever settles it or an event of it: two sessions that
 -- work on the same batch would wait for each other's events.
-create or replace function messages._hold_batch(id bigint)
+create or replace function notifyq.lock_batch(id bigint)
   returns void
   language plpgsql
 as $$
 begin
-  perform from messages.batch as b where b.id = _hold_batch.id for no key update;
+  perform from notifyq.batch as b where b.id = lock_batch.id for no key update;
 end;
 $$;
 
-create or replace function messages._event_of(batch messages.batch, event bigint)
+create or replace function notifyq.event_of(batch notifyq.batch, event bigint)
   returns messages.batch_event
   language plpgsql
   stable
 as $$
 declare
   v_event messages.batch_event;
-  v_of messages.batch := batch;
+  v_of notifyq.batch := batch;
 begin
   if v_of.kind = 'retries' then
     v_of.after_id := greatest(event, -9223372036854775807) - 1;
@@ -30,7 +30,7 @@ begin
     v_of.after_id := greatest(v_of.after_id, greatest(event, -9223372036854775807) - 1);
     v_of.last_id := least(v_of.last_id, event);
   end if;
-  select e.* into v_event from messages._events(v_of) as e;
+  select e.* into v_event from notifyq.read_events(v_of) as e;
   if not found then
     raise exception using
       errcode = 'NQ023',
@@ -41,14 +41,14 @@ begin
 end;
 $$;
 
-create or replace function messages._has_outcome(batch messages.batch, event bigint)
+create or replace function notifyq.has_outcome(batch notifyq.batch, event bigint)
   returns boolean
   language plpgsql
   stable
 as $$
 begin
   return exists (
-    select from messages.event_retry as r
+    select from notifyq.event_retry as r
     where r.subscription = batch.subscription
       and r.event_id = event
       and (r.batch is distinct from batch.id or r.due_at is null)
@@ -65,24 +65,24 @@ create or replace function messages.retry_event(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_batch messages.batch;
+  v_batch notifyq.batch;
   v_event messages.batch_event;
 begin
-  perform messages._check_given('event', retry_event.event is not null);
-  perform messages._hold_batch(batch);
-  v_batch := messages._open_batch(batch);
+  perform notifyq.check_given('event', retry_event.event is not null);
+  perform notifyq.lock_batch(batch);
+  v_batch := notifyq.open_batch(batch);
   if retry_event.delay < interval '0' then
-    perform messages._invalid(format('delay must not be negative: %s', retry_event.delay));
+    perform notifyq.raise_invalid(format('delay must not be negative: %s', retry_event.delay));
   end if;
-  perform messages._check_duration('delay', retry_event.delay);
-  if messages._has_outcome(v_batch, retry_event.event) then
+  perform notifyq.check_duration('delay', retry_event.delay);
+  if notifyq.has_outcome(v_batch, retry_event.event) then
     return false;
   end if;
-  v_event := messages._event_of(v_batch, retry_event.event);
-  insert into messages.event_retry as r (
+  v_event := notifyq.event_of(v_batch, retry_event.event);
+  insert into notifyq.event_retry as r (
     subscription, event_id, due_at, retries, reason, created_at, type, key, message, headers
   )
   values (
@@ -111,7 +111,7 @@ create or replace function messages.retry_batch(
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return (
@@ -132,20 +132,20 @@ create or replace function messages.fail_event(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_batch messages.batch;
+  v_batch notifyq.batch;
   v_event messages.batch_event;
 begin
-  perform messages._check_given('event', fail_event.event is not null);
-  perform messages._hold_batch(batch);
-  v_batch := messages._open_batch(batch);
-  if messages._has_outcome(v_batch, fail_event.event) then
+  perform notifyq.check_given('event', fail_event.event is not null);
+  perform notifyq.lock_batch(batch);
+  v_batch := notifyq.open_batch(batch);
+  if notifyq.has_outcome(v_batch, fail_event.event) then
     return false;
   end if;
-  v_event := messages._event_of(v_batch, fail_event.event);
-  insert into messages.event_retry as r (
+  v_event := notifyq.event_of(v_batch, fail_event.event);
+  insert into notifyq.event_retry as r (
     subscription, event_id, batch, retries, reason, created_at, type, key, message, headers
   )
   values (
@@ -159,7 +159,7 @@ begin
   if not found then
     return false;
   end if;
-  perform messages._archive_event(
+  perform notifyq.archive_event(
     s.name, u.name, v_event.id, v_event.created_at, v_event.type, v_event.key, v_event.message,
     v_event.headers, coalesce(v_event.retries, 0) + 1, fail_event.reason
   )
@@ -178,30 +178,30 @@ create or replace function messages.finish_batch(batch bigint)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_batch messages.batch;
+  v_batch notifyq.batch;
 begin
   -- One statement answers most: what cannot be so is told below.
   select b.* into v_batch
-  from messages.batch as b
+  from notifyq.batch as b
   where b.id = finish_batch.batch
     and b.kind <> 'position'
     and not exists (select from messages.queue_grant)
   for no key update;
   if not found then
-    perform messages._hold_batch(finish_batch.batch);
-    v_batch := messages._batch(finish_batch.batch);
+    perform notifyq.lock_batch(finish_batch.batch);
+    v_batch := notifyq.find_batch(finish_batch.batch);
   end if;
-  insert into messages.batch_end (batch, is_finished)
+  insert into notifyq.batch_end (batch, is_finished)
   values (v_batch.id, true)
   on conflict on constraint batch_end_batch_pk do nothing;
   if not found then
     raise warning 'batch % was finished before', v_batch.id;
     return false;
   end if;
-  delete from messages.event_retry as r where r.batch = v_batch.id;
+  delete from notifyq.event_retry as r where r.batch = v_batch.id;
   return true;
 end;
 $$;
@@ -213,8 +213,8 @@ comment on function messages.finish_batch(bigint) is
 -- Floor: how far subscriptions have come for good, and so which segments they need no more.
 
 -- Batches of a subscription follow one another; this is the one that none follows.
-create or replace function messages._last_batch(subscription bigint)
-  returns messages.batch
+create or replace function notifyq.last_batch(subscription bigint)
+  returns notifyq.batch
   language plpgsql
   stable
   set enable_seqscan = off
@@ -222,11 +222,11 @@ create or replace function messages._last_batch(subscription bigint)
   set jit = off
 as $$
 declare
-  v_last messages.batch;
+  v_last notifyq.batch;
 begin
   select b.* into v_last
-  from messages.batch as b
-  where b.subscription = _last_batch.subscription
+  from notifyq.batch as b
+  where b.subscription = last_batch.subscription
   order by b.previous desc
   limit 1;
   return v_last;
@@ -234,7 +234,7 @@ end;
 $$;
 
 -- How far a subscription has come for good: whatever passed before is needed by it no more.
-create or replace function messages._floor(subscription bigint)
+create or replace function notifyq.needed_floor(subscription bigint)
   returns bigint
   language plpgsql
   stable
@@ -242,18 +242,18 @@ as $$
 begin
   return (
     select min(
-      messages._passed(
+      notifyq.finished_transactions(
         case when b.kind = 'position' or (b.is_last and e.batch is not null) then b.upto
         else b.seen end
       )
     )
-    from messages.batch as b
-    left join messages.batch_end as e on e.batch = b.id
-    where b.subscription = _floor.subscription
+    from notifyq.batch as b
+    left join notifyq.batch_end as e on e.batch = b.id
+    where b.subscription = needed_floor.subscription
       and (
         (b.kind <> 'position' and e.batch is null)
         or b.previous = (
-          select max(l.previous) from messages.batch as l where l.subscription = _floor.subscription
+          select max(l.previous) from notifyq.batch as l where l.subscription = needed_floor.subscription
         )
       )
   );
@@ -262,7 +262,7 @@ $$;
 
 -- Whether a subscription may have events of a sealed segment to read. One that has read all there
 -- is stays where it is until there is more, so that its place alone does not tell.
-create or replace function messages._needs(subscription bigint, segment messages.segment)
+create or replace function notifyq.subscription_needs(subscription bigint, segment notifyq.segment)
   returns boolean
   language plpgsql
   stable
@@ -271,20 +271,20 @@ create or replace function messages._needs(subscription bigint, segment messages
   set jit = off
 as $$
 declare
-  v_last messages.batch;
-  v_table text := messages._event_table(segment.id);
+  v_last notifyq.batch;
+  v_table text := notifyq.event_table(segment.id);
   v_is_there boolean;
 begin
-  if messages._floor(subscription) >= messages._passed(segment.sealed) then
+  if notifyq.needed_floor(subscription) >= notifyq.finished_transactions(segment.sealed) then
     return false;
   end if;
-  v_last := messages._last_batch(_needs.subscription);
-  if not v_last.is_last or messages._floor(subscription) < messages._passed(v_last.upto) then
+  v_last := notifyq.last_batch(subscription_needs.subscription);
+  if not v_last.is_last or notifyq.needed_floor(subscription) < notifyq.finished_transactions(v_last.upto) then
     return true;
   end if;
   execute format(
-    'select exists (select from messages.%I as e where e.xid >= %L) '
-    'or exists (select from messages.%I as e where e.xid = any (%L))',
+    'select exists (select from %s as e where e.xid >= %L) '
+    'or exists (select from %s as e where e.xid = any (%L))',
     v_table, pg_snapshot_xmax(v_last.upto), v_table,
     array(select pg_snapshot_xip(v_last.upto))
   )
@@ -300,8 +300,8 @@ $$;
 -- few times, and dead after its last attempt.
 
 -- The newest batch of a member, or of a subscription that is not shared.
-create or replace function messages._newest_batch(subscription bigint, member text)
-  returns messages.batch
+create or replace function notifyq.newest_batch(subscription bigint, member text)
+  returns notifyq.batch
   language plpgsql
   stable
   set enable_seqscan = off
@@ -309,15 +309,15 @@ create or replace function messages._newest_batch(subscription bigint, member te
   set jit = off
 as $$
 declare
-  v_batch messages.batch;
+  v_batch notifyq.batch;
 begin
   if member is null then
-    return messages._last_batch(subscription);
+    return notifyq.last_batch(subscription);
   end if;
   select b.* into v_batch
-  from messages.batch as b
-  where b.subscription = _newest_batch.subscription
-    and b.member = _newest_batch.member
+  from notifyq.batch as b
+  where b.subscription = newest_batch.subscription
+    and b.member = newest_batch.member
   order by b.opened_at desc
   limit 1;
   return v_batch;
@@ -325,8 +325,8 @@ end;
 $$;
 
 -- Its events that have no outcome yet, in parts; returns how many those are.
-create or replace function messages._scatter(
-  batch messages.batch,
+create or replace function notifyq.split_batch(
+  batch notifyq.batch,
   reason text,
   keeps_order boolean
 )
@@ -337,15 +337,15 @@ as $$
 declare
   v_count bigint;
 begin
-  insert into messages.event_retry as r (
+  insert into notifyq.event_retry as r (
     subscription, event_id, due_at, retries, reason, created_at, type, key, message, headers, part
   )
-  select _scatter.batch.subscription, u.id, now_at, 1, _scatter.reason, u.created_at, u.type,
+  select split_batch.batch.subscription, u.id, now_at, 1, split_batch.reason, u.created_at, u.type,
     u.key, u.message, u.headers, min(u.id) over (partition by u.place / ((u.quantity + 9) / 10))
   from (
     select e.*, row_number() over (order by e.id) - 1 as place, count(*) over () as quantity
-    from messages.batch_events(_scatter.batch.id) as e
-    where not messages._has_outcome(_scatter.batch, e.id)
+    from messages.batch_events(split_batch.batch.id) as e
+    where not notifyq.has_outcome(split_batch.batch, e.id)
   ) as u
   cross join clock_timestamp() as now_at
   order by u.id
@@ -353,7 +353,7 @@ begin
   set batch = null, retries = least(r.retries, 2147483646) + 1, reason = excluded.reason,
     part = excluded.part,
     -- Behind the others, which have done nothing yet, or before those that come after it.
-    due_at = case when _scatter.keeps_order then r.due_at else excluded.due_at end;
+    due_at = case when split_batch.keeps_order then r.due_at else excluded.due_at end;
   get diagnostics v_count = row_count;
   return v_count;
 end;
@@ -369,32 +369,32 @@ create or replace function messages.recover_batch(
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_subscription messages.subscription := messages._subscription(stream, subscriber);
-  v_batch messages.batch;
+  v_subscription messages.subscription := notifyq.find_subscription(stream, subscriber);
+  v_batch notifyq.batch;
   v_undone messages.batch_event[];
   v_attempts integer;
   v_count bigint;
 begin
-  perform messages._check_given('max_attempts', recover_batch.max_attempts is not null);
-  perform messages._check_attempts(max_attempts);
+  perform notifyq.check_given('max_attempts', recover_batch.max_attempts is not null);
+  perform notifyq.check_attempts(max_attempts);
   perform from messages.subscription as u where u.id = v_subscription.id for no key update;
-  v_batch := messages._newest_batch(v_subscription.id, member);
-  perform messages._hold_batch(v_batch.id);
-  v_batch := messages._newest_batch(v_subscription.id, member);
-  if v_batch.id is null or not messages._is_open(v_batch) then
+  v_batch := notifyq.newest_batch(v_subscription.id, member);
+  perform notifyq.lock_batch(v_batch.id);
+  v_batch := notifyq.newest_batch(v_subscription.id, member);
+  if v_batch.id is null or not notifyq.is_open(v_batch) then
     return 0::bigint;
   end if;
   if v_batch.left_at is not null then
-    update messages.batch as b set left_at = null where b.id = v_batch.id;
+    update notifyq.batch as b set left_at = null where b.id = v_batch.id;
     return 0::bigint;
   end if;
   v_undone := array(
     select e
     from messages.batch_events(v_batch.id) as e
-    where not messages._has_outcome(v_batch, e.id)
+    where not notifyq.has_outcome(v_batch, e.id)
     limit 2
   );
   v_attempts := coalesce(v_undone[1].retries, 0) + 1;
@@ -405,10 +405,10 @@ begin
     );
     v_count := 1::bigint;
   else
-    v_count := messages._scatter(v_batch, 'its reader was gone before the end', keeps_order);
+    v_count := notifyq.split_batch(v_batch, 'its reader was gone before the end', keeps_order);
   end if;
   perform messages.finish_batch(v_batch.id);
-  perform messages._ring_stream(messages._stream(stream));
+  perform notifyq.notify_stream(notifyq.find_stream(stream));
   return v_count;
 end;
 $$;
@@ -421,43 +421,43 @@ comment on function messages.recover_batch(text, text, integer, text, boolean) i
   'reader has left it with leave_batch(). Call it in place of who is gone, before next_batch(). '
   'Raises NQ020 and NQ021 for an unknown stream and subscriber.';
 
-create or replace function messages.leave_batch(batch bigint)
+create or replace function messages.release_batch(batch bigint)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_batch messages.batch;
+  v_batch notifyq.batch;
 begin
-  perform messages._hold_batch(leave_batch.batch);
-  v_batch := messages._batch(leave_batch.batch);
-  if not messages._is_open(v_batch) then
+  perform notifyq.lock_batch(release_batch.batch);
+  v_batch := notifyq.find_batch(release_batch.batch);
+  if not notifyq.is_open(v_batch) then
     return false;
   end if;
-  update messages.batch as b set left_at = clock_timestamp() where b.id = v_batch.id;
+  update notifyq.batch as b set left_at = clock_timestamp() where b.id = v_batch.id;
   return true;
 end;
 $$;
-comment on function messages.leave_batch(bigint) is
+comment on function messages.release_batch(bigint) is
   'Leave an open batch as it is: it comes again, and recover_batch() does not count this as an '
   'attempt. False: it is finished. Raises NQ022 for an unknown batch.';
 
-create or replace function messages.next_retry(stream text, subscriber text)
+create or replace function notifyq.next_retry(stream text, subscriber text)
   returns interval
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
 declare
-  v_subscription messages.subscription := messages._subscription(stream, subscriber);
+  v_subscription messages.subscription := notifyq.find_subscription(stream, subscriber);
 begin
   return (
     select greatest(r.due_at - clock_timestamp(), interval '0')
-    from messages.event_retry as r
+    from notifyq.event_retry as r
     where r.subscription = v_subscription.id
       and r.batch is null
       and r.due_at is not null
@@ -466,6 +466,6 @@ begin
   );
 end;
 $$;
-comment on function messages.next_retry(text, text) is
+comment on function notifyq.next_retry(text, text) is
   'How long until the first event is due that the subscriber has put off with retry_event(); null: '
   'there is none. Raises NQ020 and NQ021 for an unknown stream and subscriber.';

@@ -5,7 +5,7 @@
 
 -- A snapshot means nothing on a server that did not take it: there, what was seen would come again,
 -- or what is new would be passed over.
-create or replace function messages._check_position(seen pg_snapshot)
+create or replace function notifyq.check_position(seen pg_snapshot)
   returns void
   language plpgsql
   stable
@@ -17,7 +17,7 @@ begin
       (pg_current_xact_id_if_assigned()::text::bigint + 1)::text::xid8
     )
     or (pg_control_system()).system_identifier is distinct from (
-      select o.system_identifier from messages.origin as o order by o.epoch desc limit 1
+      select o.system_identifier from notifyq.origin as o order by o.epoch desc limit 1
     )
   then
     raise exception using
@@ -28,7 +28,7 @@ begin
 end;
 $$;
 
-create or replace function messages._cut_tick(
+create or replace function notifyq.cut_tick(
   stream messages.stream,
   is_asked boolean,
   fresh bigint default null
@@ -38,17 +38,17 @@ create or replace function messages._cut_tick(
 as $$
 #variable_conflict use_column
 declare
-  v_fresh bigint := coalesce(fresh, messages._fresh_low());
-  v_last messages.tick;
+  v_fresh bigint := coalesce(fresh, notifyq.fresh_low());
+  v_last notifyq.tick;
   v_id bigint;
 begin
   -- In their order: a later tick sees what an earlier one does.
-  perform from messages.stream as s where s.id = _cut_tick.stream.id for no key update;
+  perform from messages.stream as s where s.id = cut_tick.stream.id for no key update;
   select t.* into v_last
-  from messages.tick as t where t.stream = _cut_tick.stream.id order by t.id desc limit 1;
-  insert into messages.tick (stream, snapshot, low, high, is_asked)
-  select _cut_tick.stream.id, m.snapshot, m.low, m.high, _cut_tick.is_asked
-  from messages._moment(
+  from notifyq.tick as t where t.stream = cut_tick.stream.id order by t.id desc limit 1;
+  insert into notifyq.tick (stream, snapshot, low, high, is_asked)
+  select cut_tick.stream.id, m.snapshot, m.low, m.high, cut_tick.is_asked
+  from notifyq.snapshot_position(
     coalesce(v_last.low, 0), pg_snapshot_xmax(v_last.snapshot), v_fresh
   ) as m
   returning id into v_id;
@@ -60,7 +60,7 @@ create or replace function messages.tick(stream text default null)
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_stream messages.stream;
@@ -69,13 +69,13 @@ begin
   if stream is null then
     return (
       select count(messages.tick(s.name)) from messages.stream as s
-      where messages._may(s.name, 'consume from')
+      where notifyq.is_allowed(s.name, 'consume from')
     );
   end if;
-  v_stream := messages._stream(stream);
-  perform messages._check_access(v_stream.name, 'consume from');
-  v_tick := messages._cut_tick(v_stream, true);
-  perform messages._ring_stream(v_stream);
+  v_stream := notifyq.find_stream(stream);
+  perform notifyq.check_access(v_stream.name, 'consume from');
+  v_tick := notifyq.cut_tick(v_stream, true);
+  perform notifyq.notify_stream(v_stream);
   return v_tick;
 end;
 $$;
@@ -86,55 +86,55 @@ comment on function messages.tick(text) is
   'NQ007 without the right to consume, and NQ020 for an unknown stream.';
 
 -- What a place says, as a batch that ends there.
-create or replace function messages._place(stream messages.stream, place text)
-  returns messages.batch
+create or replace function notifyq.position_batch(stream messages.stream, place text)
+  returns notifyq.batch
   language plpgsql
 as $$
 declare
-  v_place messages.batch;
+  v_place notifyq.batch;
   v_fresh bigint;
-  v_tick messages.tick;
+  v_tick notifyq.tick;
   v_time timestamptz;
 begin
-  perform messages._check_given('place', _place.place is not null);
+  perform notifyq.check_given('place', position_batch.place is not null);
   v_place.kind := 'position';
   v_place.is_last := true;
-  if _place.place = 'now' then
-    v_fresh := messages._fresh_low();
+  if position_batch.place = 'now' then
+    v_fresh := notifyq.fresh_low();
     select t.* into v_tick
-    from messages.tick as t where t.stream = _place.stream.id order by t.id desc limit 1;
+    from notifyq.tick as t where t.stream = position_batch.stream.id order by t.id desc limit 1;
     select m.low, m.snapshot, m.high
     into v_tick.low, v_tick.snapshot, v_tick.high
-    from messages._moment(
+    from notifyq.snapshot_position(
       coalesce(v_tick.low, 0), pg_snapshot_xmax(v_tick.snapshot), v_fresh
     ) as m;
-  elsif _place.place = 'last' then
+  elsif position_batch.place = 'last' then
     select t.* into v_tick
-    from messages.tick as t where t.stream = _place.stream.id order by t.id desc limit 1;
-  elsif _place.place ~ '^\d{1,18}$' then
+    from notifyq.tick as t where t.stream = position_batch.stream.id order by t.id desc limit 1;
+  elsif position_batch.place ~ '^\d{1,18}$' then
     select t.* into v_tick
-    from messages.tick as t
-    where t.stream = _place.stream.id
-      and t.id = _place.place::bigint;
+    from notifyq.tick as t
+    where t.stream = position_batch.stream.id
+      and t.id = position_batch.place::bigint;
     if not found then
-      perform messages._invalid(
+      perform notifyq.raise_invalid(
         format('stream %L has no tick %s, or none any more', stream.name, place),
         'take `start` for the oldest event that is kept'
       );
     end if;
-  elsif _place.place is distinct from 'start' then
+  elsif position_batch.place is distinct from 'start' then
     begin
-      v_time := _place.place::timestamptz;
+      v_time := position_batch.place::timestamptz;
     exception
       when others then
-        perform messages._invalid(
+        perform notifyq.raise_invalid(
           format('%L is no position', left(place, 100)),
           'take last, now, start, the number of a tick, or a time with its zone'
         );
     end;
     select t.* into v_tick
-    from messages.tick as t
-    where t.stream = _place.stream.id
+    from notifyq.tick as t
+    where t.stream = position_batch.stream.id
       and t.created_at <= v_time
     order by t.id desc
     limit 1;
@@ -162,18 +162,18 @@ create or replace function messages.subscribe(
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  v_stream messages.stream := messages._stream(subscribe.stream);
-  v_place messages.batch := messages._place(v_stream, coalesce(subscribe.place, 'last'));
+  v_stream messages.stream := notifyq.find_stream(subscribe.stream);
+  v_place notifyq.batch := notifyq.position_batch(v_stream, coalesce(subscribe.place, 'last'));
 begin
   if exists (select from messages.queue_grant) then
-    perform messages._check_access(v_stream.name, 'consume from');
+    perform notifyq.check_access(v_stream.name, 'consume from');
   end if;
-  perform messages._check_name('subscriber', subscribe.subscriber);
-  perform messages._check_position(v_place.upto);
+  perform notifyq.check_name('subscriber', subscribe.subscriber);
+  perform notifyq.check_position(v_place.upto);
   -- drop_stream() and the upkeep, which empties segments, look for subscriptions.
   perform from messages.stream as s where s.id = v_stream.id for share;
   insert into messages.subscription (stream, name)
@@ -183,7 +183,7 @@ begin
   if not found then
     return false;
   end if;
-  perform messages._add_batch(v_place, 0, null);
+  perform notifyq.add_batch(v_place, 0, null);
   return true;
 end;
 $$;
@@ -195,7 +195,7 @@ comment on function messages.subscribe(text, text, text) is
   'not.';
 
 -- Take back what is open, and go on from another place.
-create or replace function messages._set_position(subscription bigint, place messages.batch)
+create or replace function notifyq.set_position(subscription bigint, place notifyq.batch)
   returns void
   language plpgsql
 as $$
@@ -204,29 +204,29 @@ declare
   v_last bigint;
 begin
   perform from messages.subscription as u
-  where u.id = _set_position.subscription
+  where u.id = set_position.subscription
   for no key update;
   select max(b.id) filter (where b.previous = v.previous),
     coalesce(array_agg(b.id) filter (where b.kind <> 'position'), '{}')
   into v_last, v_open
-  from messages.batch as b
+  from notifyq.batch as b
   cross join lateral (
     select max(n.previous) as previous
-    from messages.batch as n where n.subscription = _set_position.subscription
+    from notifyq.batch as n where n.subscription = set_position.subscription
   ) as v
-  where b.subscription = _set_position.subscription
+  where b.subscription = set_position.subscription
     and (
       b.previous = v.previous
-      or not exists (select from messages.batch_end as e where e.batch = b.id)
+      or not exists (select from notifyq.batch_end as e where e.batch = b.id)
     );
-  perform from messages.batch as b where b.id = any (v_open) order by b.id for no key update;
-  insert into messages.batch_end (batch, is_finished)
+  perform from notifyq.batch as b where b.id = any (v_open) order by b.id for no key update;
+  insert into notifyq.batch_end (batch, is_finished)
   select u.id, false from unnest(v_open) as u (id)
   on conflict on constraint batch_end_batch_pk do nothing;
-  delete from messages.event_retry as r where r.batch = any (v_open) and r.due_at is null;
-  update messages.event_retry as r set batch = null where r.batch = any (v_open);
-  place.subscription := _set_position.subscription;
-  perform messages._add_batch(place, coalesce(v_last, 0), null);
+  delete from notifyq.event_retry as r where r.batch = any (v_open) and r.due_at is null;
+  update notifyq.event_retry as r set batch = null where r.batch = any (v_open);
+  place.subscription := set_position.subscription;
+  perform notifyq.add_batch(place, coalesce(v_last, 0), null);
 end;
 $$;
 
@@ -234,15 +234,15 @@ create or replace function messages.seek(stream text, subscriber text, place tex
   returns void
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_subscription messages.subscription := messages._subscription(stream, subscriber);
-  v_place messages.batch := messages._place(messages._stream(stream), place);
+  v_subscription messages.subscription := notifyq.find_subscription(stream, subscriber);
+  v_place notifyq.batch := notifyq.position_batch(notifyq.find_stream(stream), place);
 begin
-  perform messages._check_position(v_place.upto);
-  perform messages._set_position(v_subscription.id, v_place);
-  perform messages._ring_stream(messages._stream(stream));
+  perform notifyq.check_position(v_place.upto);
+  perform notifyq.set_position(v_subscription.id, v_place);
+  perform notifyq.notify_stream(notifyq.find_stream(stream));
 end;
 $$;
 comment on function messages.seek(text, text, text) is
@@ -250,19 +250,19 @@ comment on function messages.seek(text, text, text) is
   'or forth to leave some out. Batches that are open are taken back; events that it had put off '
   'with retry_event() still come. Raises NQ021 for an unknown subscriber.';
 
-create or replace function messages._end_subscription(subscription bigint)
+create or replace function notifyq.end_subscription(subscription bigint)
   returns void
   language plpgsql
 as $$
 begin
-  delete from messages.subscription as u where u.id = _end_subscription.subscription;
-  delete from messages.batch_end as e
-  using messages.batch as b
+  delete from messages.subscription as u where u.id = end_subscription.subscription;
+  delete from notifyq.batch_end as e
+  using notifyq.batch as b
   where b.id = e.batch
-    and b.subscription = _end_subscription.subscription;
-  delete from messages.batch as b where b.subscription = _end_subscription.subscription;
-  delete from messages.event_retry as r where r.subscription = _end_subscription.subscription;
-  delete from messages.forward as f where f.subscription = _end_subscription.subscription;
+    and b.subscription = end_subscription.subscription;
+  delete from notifyq.batch as b where b.subscription = end_subscription.subscription;
+  delete from notifyq.event_retry as r where r.subscription = end_subscription.subscription;
+  delete from notifyq.forward as f where f.subscription = end_subscription.subscription;
 end;
 $$;
 
@@ -270,11 +270,11 @@ create or replace function messages.unsubscribe(stream text, subscriber text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform messages._end_subscription(
-    (messages._subscription(unsubscribe.stream, unsubscribe.subscriber)).id
+  perform notifyq.end_subscription(
+    (notifyq.find_subscription(unsubscribe.stream, unsubscribe.subscriber)).id
   );
   return true;
 exception
@@ -289,14 +289,14 @@ create or replace function messages.drop_stream(name text, force boolean default
   returns integer
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_stream messages.stream := messages._stream(name);
+  v_stream messages.stream := notifyq.find_stream(name);
   v_subscriptions bigint[];
 begin
-  perform messages._check_given('force', drop_stream.force is not null);
-  perform messages._check_captured(v_stream.name);
+  perform notifyq.check_given('force', drop_stream.force is not null);
+  perform notifyq.check_captured(v_stream.name);
   perform from messages.stream as s where s.id = v_stream.id for update;
   v_subscriptions := array(
     select u.id from messages.subscription as u where u.stream = v_stream.id order by u.id
@@ -307,12 +307,12 @@ begin
       message = format('stream %L has %s subscribers', name, cardinality(v_subscriptions)),
       hint = 'unsubscribe them, or drop it with force';
   end if;
-  perform messages._end_subscription(u.id) from unnest(v_subscriptions) as u (id);
-  delete from messages.tick as t where t.stream = v_stream.id;
+  perform notifyq.end_subscription(u.id) from unnest(v_subscriptions) as u (id);
+  delete from notifyq.tick as t where t.stream = v_stream.id;
   delete from messages.queue_grant as g where g.queue = v_stream.name;
   delete from messages.stream as s where s.id = v_stream.id;
   -- The upkeep empties them, when nobody writes to them any more.
-  update messages.segment as s
+  update notifyq.segment as s
   set stream = null, closed_at = coalesce(s.closed_at, clock_timestamp()),
     changed_by = pg_current_xact_id()
   where s.stream = v_stream.id;

@@ -8,7 +8,7 @@
 -- Differences of snapshots as in PgQ (M. Kreen, Skype, 2007); the cut by ids is our own.
 
 -- The segments that hold, or may hold, events of a batch.
-create or replace function messages._segments(batch messages.batch)
+create or replace function notifyq.batch_segments(batch notifyq.batch)
   returns bigint[]
   language plpgsql
   stable
@@ -16,18 +16,18 @@ as $$
 begin
   return (
     select coalesce(array_agg(s.id order by s.id), '{}')
-    from messages.segment as s
+    from notifyq.segment as s
     where s.stream = (
         select u.stream from messages.subscription as u where u.id = batch.subscription
       )
       and s.low < batch.upto_high
-      and (s.sealed is null or messages._passed(s.sealed) > messages._passed(batch.seen))
+      and (s.sealed is null or notifyq.finished_transactions(s.sealed) > notifyq.finished_transactions(batch.seen))
   );
 end;
 $$;
 
 -- Of transactions that `seen` saw running, and that `upto` sees over.
-create or replace function messages._late(batch messages.batch)
+create or replace function notifyq.late_transactions(batch notifyq.batch)
   returns xid8[]
   language plpgsql
   immutable
@@ -44,25 +44,25 @@ end;
 $$;
 
 -- The window behind the one of a batch, up to a later moment.
-create or replace function messages._window(
-  last messages.batch, upto pg_snapshot, upto_low bigint, upto_high bigint
+create or replace function notifyq.batch_window(
+  last notifyq.batch, upto pg_snapshot, upto_low bigint, upto_high bigint
 )
-  returns messages.batch
+  returns notifyq.batch
   language plpgsql
   immutable
 as $$
 declare
-  v_next messages.batch := last;
+  v_next notifyq.batch := last;
   v_late xid8[];
 begin
   v_next.seen := last.upto;
   v_next.seen_low := last.upto_low;
-  v_next.upto := _window.upto;
-  v_next.upto_low := _window.upto_low;
-  v_next.upto_high := _window.upto_high;
-  v_next.last_id := _window.upto_high;
+  v_next.upto := batch_window.upto;
+  v_next.upto_low := batch_window.upto_low;
+  v_next.upto_high := batch_window.upto_high;
+  v_next.last_id := batch_window.upto_high;
   v_next.is_last := true;
-  v_late := messages._late(v_next);
+  v_late := notifyq.late_transactions(v_next);
   v_next.after_id := case
     when v_late = '{}' then last.upto_low
     -- They have all begun in the last window.
@@ -74,20 +74,20 @@ end;
 $$;
 
 -- The table of a segment. Inlined.
-create or replace function messages._event_table(segment bigint)
+create or replace function notifyq.event_table(segment bigint)
   returns text
   language sql
   immutable
   parallel safe
 as $$
-  select 'event_' operator(pg_catalog.||) segment::pg_catalog.text;
+  select 'notifyq.event_' operator(pg_catalog.||) segment::pg_catalog.text;
 $$;
 
 -- The text of a query for the events between the two ids of a batch, by id, or for the first ones.
 -- The condition on the number is none for an index: by id the rows come in the order that is asked
 -- for, and by number all that lie ahead of a reader would be read for each batch.
-create or replace function messages._window_query(
-  batch messages.batch,
+create or replace function notifyq.window_query(
+  batch notifyq.batch,
   quantity integer default null
 )
   returns text
@@ -98,18 +98,18 @@ declare
   -- So many rows are read sooner than the longer query is planned.
   v_few constant integer := 1000;
   v_is_far boolean := batch.seen_low - batch.after_id > v_few;
-  v_late xid8[] := case when v_is_far then messages._late(batch) else array[]::xid8[] end;
+  v_late xid8[] := case when v_is_far then notifyq.late_transactions(batch) else array[]::xid8[] end;
   v_after bigint := case when v_is_far then batch.seen_low else batch.after_id end;
   v_to bigint := least(batch.last_id, batch.upto_high);
-  v_segments bigint[] := messages._segments(batch);
+  v_segments bigint[] := notifyq.batch_segments(batch);
 begin
   if cardinality(v_segments) = 1 and v_late = '{}' then
     return format(
       'select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, null::text '
-      'from messages.%I as e where e.id > %L and e.id <= %L '
+      'from %s as e where e.id > %L and e.id <= %L '
       'and pg_visible_in_snapshot(e.xid, %L) and not pg_visible_in_snapshot(e.xid, %L) '
       'order by e.id limit %L',
-      messages._event_table(v_segments[1]), v_after, v_to, batch.upto, batch.seen, quantity
+      notifyq.event_table(v_segments[1]), v_after, v_to, batch.upto, batch.seen, quantity
     );
   end if;
   return (
@@ -117,12 +117,12 @@ begin
       string_agg(
         format(
           '(select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, '
-          'null::text from messages.%I as e where e.id > %L and e.id <= %L '
+          'null::text from %s as e where e.id > %L and e.id <= %L '
           'and pg_visible_in_snapshot(e.xid, %L) and not pg_visible_in_snapshot(e.xid, %L) '
           'and e.xid <> all (%L::xid8[]) order by e.id limit %L) '
           'union all '
           '(select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, '
-          'null::text from unnest(%L::xid8[]) as l (xid) join messages.%I as e '
+          'null::text from unnest(%L::xid8[]) as l (xid) join %s as e '
           'on e.xid = l.xid and e.id > %L and e.id <= %L order by e.id limit %L)',
           t.name, v_after, v_to, batch.upto, batch.seen, v_late, quantity, v_late, t.name,
           batch.after_id, v_to, quantity
@@ -133,7 +133,7 @@ begin
     )
     -- Without a segment, the empty table that they are parts of.
     from unnest(case when v_segments = '{}' then '{null}' else v_segments end) as s (id)
-    cross join lateral (select coalesce(messages._event_table(s.id), 'event')) as t (name)
+    cross join lateral (select coalesce(notifyq.event_table(s.id), 'messages.event')) as t (name)
   );
 end;
 $$;
@@ -142,7 +142,7 @@ $$;
 
 -- Whether a window has events. Where many ids were given, numbers of transactions that still run
 -- are passed over: however much one of those has written, it is not looked at.
-create or replace function messages._is_ahead(batch messages.batch)
+create or replace function notifyq.has_events(batch notifyq.batch)
   returns boolean
   language plpgsql
   stable
@@ -167,7 +167,7 @@ begin
     return false;
   end if;
   if v_is_far then
-    v_late := messages._late(batch);
+    v_late := notifyq.late_transactions(batch);
     -- Those that began in the window have larger ids than any that was given before it.
     if batch.upto_high > batch.seen_low then
       v_before := (pg_snapshot_xmax(batch.seen)::text::bigint - 1)::text::xid8;
@@ -180,14 +180,14 @@ begin
       v_untils := v_running || pg_snapshot_xmax(batch.upto);
     end if;
   end if;
-  foreach v_segment in array messages._segments(batch) loop
-    v_table := messages._event_table(v_segment);
+  foreach v_segment in array notifyq.batch_segments(batch) loop
+    v_table := notifyq.event_table(v_segment);
     if v_is_far then
       execute format(
-        'select exists (select from messages.%I as e where e.xid = any (%L)) or exists ('
+        'select exists (select from %s as e where e.xid = any (%L)) or exists ('
         '  select from unnest(%L::xid8[], %L::xid8[]) as s (before, until)'
         '  cross join lateral ('
-        '    select from messages.%I as e where e.xid > s.before and e.xid < s.until limit 1'
+        '    select from %s as e where e.xid > s.before and e.xid < s.until limit 1'
         '  ) as e'
         ')',
         v_table, v_late, v_befores, v_untils, v_table
@@ -196,7 +196,7 @@ begin
     else
       -- From the end: the start may be that of the window before it.
       execute format(
-        'select true from messages.%I as e where e.id > %L and e.id <= %L '
+        'select true from %s as e where e.id > %L and e.id <= %L '
         'and pg_visible_in_snapshot(e.xid, %L) and not pg_visible_in_snapshot(e.xid, %L) '
         'order by e.id desc limit 1',
         v_table, batch.after_id, batch.upto_high, batch.upto, batch.seen
@@ -210,8 +210,8 @@ end;
 $$;
 
 -- How many of the next events of a window there are, up to quantity, and the id of the last.
-create or replace function messages._ahead(
-  batch messages.batch,
+create or replace function notifyq.count_next_events(
+  batch notifyq.batch,
   quantity integer,
   out there bigint,
   out last_id bigint
@@ -224,7 +224,7 @@ create or replace function messages._ahead(
 as $$
 begin
   execute concat(
-    'select count(*), max(a.id) from (', messages._window_query(batch, quantity), ') as a'
+    'select count(*), max(a.id) from (', notifyq.window_query(batch, quantity), ') as a'
   )
   into there, last_id;
 end;
@@ -234,19 +234,19 @@ $$;
 --
 -- Of looks most find nothing, and what those cost is what a subscription costs that waits.
 
-create or replace function messages._is_open(batch messages.batch)
+create or replace function notifyq.is_open(batch notifyq.batch)
   returns boolean
   language plpgsql
   stable
 as $$
 begin
   return batch.kind <> 'position'
-    and not exists (select from messages.batch_end as e where e.batch = batch.id);
+    and not exists (select from notifyq.batch_end as e where e.batch = batch.id);
 end;
 $$;
 
 -- Whether a member has a batch open, or may take one over.
-create or replace function messages._may_hold(subscription bigint, member text, takeover interval)
+create or replace function notifyq.may_hold(subscription bigint, member text, takeover interval)
   returns boolean
   language plpgsql
   stable
@@ -256,11 +256,11 @@ as $$
 begin
   return exists (
     select
-    from messages.batch as b
-    where b.subscription = _may_hold.subscription
-      and (b.member = _may_hold.member or b.opened_at < clock_timestamp() - _may_hold.takeover)
+    from notifyq.batch as b
+    where b.subscription = may_hold.subscription
+      and (b.member = may_hold.member or b.opened_at < clock_timestamp() - may_hold.takeover)
       and b.kind <> 'position'
-      and not exists (select from messages.batch_end as e where e.batch = b.id)
+      and not exists (select from notifyq.batch_end as e where e.batch = b.id)
   );
 end;
 $$;
@@ -268,7 +268,7 @@ $$;
 -- Nothing: of what is committed now nothing is to be handed out. Else next_batch() must see, once
 -- nobody else can hand out anything; what lies ahead of the last batch then need not be looked for
 -- once more, as long as that one is the last: an event that is there stays there.
-create or replace function messages._glance(
+create or replace function notifyq.peek_batch(
   subscription bigint,
   member text,
   takeover interval,
@@ -283,22 +283,22 @@ create or replace function messages._glance(
 as $$
 declare
   v_now timestamptz := clock_timestamp();
-  v_last messages.batch;
+  v_last notifyq.batch;
   v_moment record;
 begin
   nothing := false;
   is_ahead := false;
-  v_last := messages._last_batch(_glance.subscription);
+  v_last := notifyq.last_batch(peek_batch.subscription);
   last := v_last.id;
-  perform messages._check_position(v_last.upto);
+  perform notifyq.check_position(v_last.upto);
   if (
-      case when member is null then messages._is_open(v_last)
-      else messages._may_hold(subscription, member, takeover) end
+      case when member is null then notifyq.is_open(v_last)
+      else notifyq.may_hold(subscription, member, takeover) end
     )
     or exists (
       select
-      from messages.event_retry as r
-      where r.subscription = _glance.subscription
+      from notifyq.event_retry as r
+      where r.subscription = peek_batch.subscription
         and r.batch is null
         and r.due_at <= v_now
     )
@@ -308,24 +308,24 @@ begin
   if not v_last.is_last then
     v_last.after_id := v_last.last_id;
     v_last.last_id := v_last.upto_high;
-    if (messages._ahead(v_last, 1)).there > 0 then
+    if (notifyq.count_next_events(v_last, 1)).there > 0 then
       return;
     end if;
   end if;
-  v_moment := messages._moment(v_last.upto_low, pg_snapshot_xmax(v_last.upto), null);
-  if messages._passed(v_moment.snapshot) <= messages._passed(v_last.upto) then
+  v_moment := notifyq.snapshot_position(v_last.upto_low, pg_snapshot_xmax(v_last.upto), null);
+  if notifyq.finished_transactions(v_moment.snapshot) <= notifyq.finished_transactions(v_last.upto) then
     nothing := true;
     return;
   end if;
-  is_ahead := messages._is_ahead(
-    messages._window(v_last, v_moment.snapshot, v_moment.low, v_moment.high)
+  is_ahead := notifyq.has_events(
+    notifyq.batch_window(v_last, v_moment.snapshot, v_moment.low, v_moment.high)
   );
   nothing := not is_ahead and not exists (
     select
     from messages.subscription as u
-    join messages.tick as t on t.stream = u.stream and t.is_asked and t.id > v_last.tick
+    join notifyq.tick as t on t.stream = u.stream and t.is_asked and t.id > v_last.tick
     where u.id = v_last.subscription
-      and messages._passed(t.snapshot) > messages._passed(v_last.upto)
+      and notifyq.finished_transactions(t.snapshot) > notifyq.finished_transactions(v_last.upto)
   );
 end;
 $$;

@@ -25,12 +25,12 @@ create table if not exists messages.message_archive (
   subscriber text,
   event_id bigint,
   -- A key over partitions must hold the partition column, so it cannot forbid a second row for an
-  -- id: the fenced delete in messages._archive() does.
+  -- id: the fenced delete in notifyq.archive() does.
   constraint message_archive_id_archived_at_pk primary key (id, archived_at)
 ) partition by range (archived_at);
 
 -- Catches rows for which no day was made; messages.maintain() moves them into their day.
-create table if not exists messages.message_archive_default
+create table if not exists notifyq.message_archive_default
   partition of messages.message_archive default;
 
 -- Readers that follow the archive go by snapshots over xid: by id or time a late commit is lost.
@@ -74,7 +74,7 @@ create table if not exists messages.attempt (
 ) partition by range (ended_at);
 
 -- Catches rows for which no day was made, as that of the archive does.
-create table if not exists messages.attempt_default
+create table if not exists notifyq.attempt_default
   partition of messages.attempt default;
 
 comment on table messages.attempt is
@@ -122,7 +122,7 @@ comment on column messages.archive_policy.retention_dead is
 comment on column messages.archive_policy.days_ahead is
   'For how many days after today partitions are made ahead.';
 
-create table if not exists messages.retention_day (
+create table if not exists notifyq.retention_day (
   relation text not null,
   next_at timestamptz not null,
   policy bigint not null,
@@ -131,28 +131,28 @@ create table if not exists messages.retention_day (
   constraint retention_day_relation_pk primary key (relation)
 );
 
-comment on table messages.retention_day is
+comment on table notifyq.retention_day is
   'One row for each day of the archive and of the attempts that was looked through for rows past '
   'the retention of their queue.';
-comment on column messages.retention_day.relation is 'The table of the day.';
-comment on column messages.retention_day.next_at is 'When it is looked through again.';
-comment on column messages.retention_day.policy is
+comment on column notifyq.retention_day.relation is 'The table of the day.';
+comment on column notifyq.retention_day.next_at is 'When it is looked through again.';
+comment on column notifyq.retention_day.policy is
   'A hash of the retentions that it was looked through by: others, and it is done again.';
-comment on column messages.retention_day.block is
+comment on column notifyq.retention_day.block is
   'Where the pass through its blocks goes on; null: there is none on the way.';
-comment on column messages.retention_day.removed is 'How many rows were removed from it.';
+comment on column notifyq.retention_day.removed is 'How many rows were removed from it.';
 
 do $$
 begin
-  if to_regtype('messages.queue_keep') is null then
-    create type messages.queue_keep as (
+  if to_regtype('notifyq.queue_keep') is null then
+    create type notifyq.queue_keep as (
       queue text,
       success interval,
       dead interval
     );
   end if;
-  if to_regtype('messages.day_plan') is null then
-    create type messages.day_plan as (
+  if to_regtype('notifyq.day_plan') is null then
+    create type notifyq.day_plan as (
       relation text,
       queues text[],
       success text[],
@@ -192,8 +192,8 @@ begin
 end;
 $$;
 
-comment on type messages.queue_keep is 'For how long messages of a queue stay in the archive.';
-comment on type messages.day_plan is
+comment on type notifyq.queue_keep is 'For how long messages of a queue stay in the archive.';
+comment on type notifyq.day_plan is
   'Which rows of a day''s table are to stay: all of queues, and by status of success and dead.';
 comment on type messages.retention_report is
   'What is kept of one queue, as messages.retention_info() reports it.';

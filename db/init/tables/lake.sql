@@ -1,6 +1,6 @@
 -- Lake: folders of exports, roll-ups and anomalies.
 
-create table if not exists messages.lake (
+create table if not exists notifyq.lake (
   id bigint generated always as identity,
   token uuid not null default gen_random_uuid(),
   location text not null,
@@ -12,18 +12,18 @@ create table if not exists messages.lake (
   constraint lake_token_uq unique (token)
 );
 
-comment on table messages.lake is
+comment on table notifyq.lake is
   'One row for each lake that the archive is exported into; retention waits for each of them.';
-comment on column messages.lake.token is 'What the folder says of itself: how the two are matched.';
-comment on column messages.lake.location is 'The folder, as it was called last.';
-comment on column messages.lake.place is
-  'How far it is, as messages.snapshot_of() takes it: what the snapshot sees has been exported.';
-comment on column messages.lake.created_at is 'When it was begun.';
-comment on column messages.lake.exported_at is 'When the archive was last exported into it.';
-comment on column messages.lake.unreadable is
+comment on column notifyq.lake.token is 'What the folder says of itself: how the two are matched.';
+comment on column notifyq.lake.location is 'The folder, as it was called last.';
+comment on column notifyq.lake.place is
+  'How far it is, as notifyq.snapshot_of() takes it: what the snapshot sees has been exported.';
+comment on column notifyq.lake.created_at is 'When it was begun.';
+comment on column notifyq.lake.exported_at is 'When the archive was last exported into it.';
+comment on column notifyq.lake.unreadable is
   'Why the last export could not read it; retention waits until one can. Null: it could.';
 
-create table if not exists messages.lake_batch (
+create table if not exists notifyq.lake_batch (
   id bigint generated always as identity,
   lake bigint not null,
   dataset text not null,
@@ -37,25 +37,25 @@ create table if not exists messages.lake_batch (
   bytes bigint not null default 0,
   constraint lake_batch_id_pk primary key (id),
   constraint lake_batch_lake_dataset_key_uq unique (lake, dataset, key),
-  constraint lake_batch_lake_fk foreign key (lake) references messages.lake (id) on delete cascade
+  constraint lake_batch_lake_fk foreign key (lake) references notifyq.lake (id) on delete cascade
 );
 
 create index if not exists lake_batch_lake_dataset_id_idx
-  on messages.lake_batch (lake, dataset, id);
+  on notifyq.lake_batch (lake, dataset, id);
 
-comment on table messages.lake_batch is
+comment on table notifyq.lake_batch is
   'One row for each change of a lake, written with its files: there is all of it, or nothing.';
-comment on column messages.lake_batch.lake is 'Number of the lake.';
-comment on column messages.lake_batch.dataset is 'Which table of the lake: a folder in it.';
-comment on column messages.lake_batch.key is
+comment on column notifyq.lake_batch.lake is 'Number of the lake.';
+comment on column notifyq.lake_batch.dataset is 'Which table of the lake: a folder in it.';
+comment on column notifyq.lake_batch.key is
   'What the writer calls it: the second batch of a key is refused. Null: it has no name.';
-comment on column messages.lake_batch.low is 'Of an export: what was in the lake before.';
-comment on column messages.lake_batch.high is 'Of an export: what is in the lake with it.';
-comment on column messages.lake_batch.committed_at is 'When it became visible.';
-comment on column messages.lake_batch.files is 'How many files came.';
-comment on column messages.lake_batch.removed is 'How many files others have replaced.';
-comment on column messages.lake_batch.rows is 'Rows of the files that came.';
-comment on column messages.lake_batch.bytes is 'Bytes of the files that came.';
+comment on column notifyq.lake_batch.low is 'Of an export: what was in the lake before.';
+comment on column notifyq.lake_batch.high is 'Of an export: what is in the lake with it.';
+comment on column notifyq.lake_batch.committed_at is 'When it became visible.';
+comment on column notifyq.lake_batch.files is 'How many files came.';
+comment on column notifyq.lake_batch.removed is 'How many files others have replaced.';
+comment on column notifyq.lake_batch.rows is 'Rows of the files that came.';
+comment on column notifyq.lake_batch.bytes is 'Bytes of the files that came.';
 
 create table if not exists messages.lake_file (
   id bigint generated always as identity,
@@ -79,9 +79,9 @@ create table if not exists messages.lake_file (
   -- Files that are not needed any more are deleted by their path.
   constraint lake_file_path_ck check (path !~ '(^/|(^|/)\.\.(/|$))'),
   constraint lake_file_batch_fk foreign key (batch)
-    references messages.lake_batch (id) on delete cascade,
+    references notifyq.lake_batch (id) on delete cascade,
   constraint lake_file_removed_fk foreign key (removed)
-    references messages.lake_batch (id) on delete cascade
+    references notifyq.lake_batch (id) on delete cascade
 );
 
 create index if not exists lake_file_batch_idx on messages.lake_file (batch);
@@ -108,29 +108,29 @@ comment on column messages.lake_file.removed is
 comment on column messages.lake_file.removed_at is
   'When that was: readers that began before may go on with it for a day.';
 
-create table if not exists messages.lake_prune (
+create table if not exists notifyq.lake_prune (
   day date not null,
   lake bigint not null,
   rows bigint not null,
   checksum numeric not null,
   pruned_at timestamptz not null default clock_timestamp(),
   constraint lake_prune_lake_day_pk primary key (lake, day),
-  constraint lake_prune_lake_fk foreign key (lake) references messages.lake (id) on delete cascade
+  constraint lake_prune_lake_fk foreign key (lake) references notifyq.lake (id) on delete cascade
 );
 
-comment on table messages.lake_prune is
+comment on table notifyq.lake_prune is
   'Days whose partition was dropped as the files of a lake were found to be equal to it.';
-comment on column messages.lake_prune.day is 'The day in UTC.';
-comment on column messages.lake_prune.lake is 'Number of the lake that was compared.';
-comment on column messages.lake_prune.rows is 'How many rows the partition had.';
-comment on column messages.lake_prune.checksum is
-  'The sum of messages.archive_hashes() over its rows.';
-comment on column messages.lake_prune.pruned_at is 'When it was dropped.';
+comment on column notifyq.lake_prune.day is 'The day in UTC.';
+comment on column notifyq.lake_prune.lake is 'Number of the lake that was compared.';
+comment on column notifyq.lake_prune.rows is 'How many rows the partition had.';
+comment on column notifyq.lake_prune.checksum is
+  'The sum of notifyq.archive_hashes() over its rows.';
+comment on column notifyq.lake_prune.pruned_at is 'When it was dropped.';
 
 do $$
 begin
-  if to_regtype('messages.lake_entry') is null then
-    create type messages.lake_entry as (
+  if to_regtype('notifyq.lake_entry') is null then
+    create type notifyq.lake_entry as (
       path text,
       day date,
       queue text,
@@ -156,14 +156,14 @@ begin
       obstacle text
     );
   end if;
-  if to_regtype('messages.archive_hash') is null then
-    create type messages.archive_hash as (
+  if to_regtype('notifyq.archive_hash') is null then
+    create type notifyq.archive_hash as (
       id bigint,
       hash bigint
     );
   end if;
-  if to_regtype('messages.archive_part') is null then
-    create type messages.archive_part as (
+  if to_regtype('notifyq.archive_part') is null then
+    create type notifyq.archive_part as (
       day date,
       rows bigint,
       first_block bigint,
@@ -173,16 +173,16 @@ begin
 end;
 $$;
 
-comment on type messages.archive_hash is 'A message, as messages.archive_hashes() reports it.';
-comment on type messages.archive_part is
-  'What one day of the archive has of a window, as messages.archive_parts() reports it.';
-comment on type messages.lake_entry is 'A file as messages.commit_lake() takes it.';
+comment on type notifyq.archive_hash is 'A message, as notifyq.archive_hashes() reports it.';
+comment on type notifyq.archive_part is
+  'What one day of the archive has of a window, as notifyq.archive_parts() reports it.';
+comment on type notifyq.lake_entry is 'A file as notifyq.commit_lake() takes it.';
 comment on type messages.lake_report is
   'One lake as messages.lakes() reports it; obstacle: why it cannot be exported into any more.';
 
 -- Rollup: what became of the messages of a lake, counted by bucket of time.
 
-create table if not exists messages.rollup (
+create table if not exists notifyq.rollup (
   lake bigint not null,
   span text not null,
   bucket_at timestamptz not null,
@@ -204,43 +204,43 @@ create table if not exists messages.rollup (
   run_counts bigint[] not null,
   constraint rollup_bucket_pk primary key (lake, span, bucket_at, queue, type, status),
   constraint rollup_span_ck check (span in ('hour', 'day')),
-  constraint rollup_lake_fk foreign key (lake) references messages.lake (id) on delete cascade
+  constraint rollup_lake_fk foreign key (lake) references notifyq.lake (id) on delete cascade
 );
 
 -- Folding looks for the oldest hours of any lake.
-create index if not exists rollup_hour_idx on messages.rollup (bucket_at) where span = 'hour';
+create index if not exists rollup_hour_idx on notifyq.rollup (bucket_at) where span = 'hour';
 
-comment on table messages.rollup is
+comment on table notifyq.rollup is
   'Messages that a lake holds, counted by hour of archived_at in UTC, queue, type and status; '
   'each roll-up folds hours older than 35 days into days. finished sums up to the messages that '
   'are rolled up. Times are histograms whose counts may be added; read them with '
-  'messages.rollup_summary().';
-comment on column messages.rollup.lake is 'Number of the lake.';
-comment on column messages.rollup.span is 'Length of the bucket: hour or day.';
-comment on column messages.rollup.bucket_at is 'When the bucket begins.';
-comment on column messages.rollup.queue is 'Their queue; for dead events the stream.';
-comment on column messages.rollup.type is 'Their type; empty for messages without one.';
-comment on column messages.rollup.status is 'How they ended.';
-comment on column messages.rollup.finished is 'How many they are.';
-comment on column messages.rollup.retried is 'How many of them took more than one attempt.';
-comment on column messages.rollup.attempts is 'How many attempts they took together.';
-comment on column messages.rollup.waited is
+  'notifyq.rollup_summary().';
+comment on column notifyq.rollup.lake is 'Number of the lake.';
+comment on column notifyq.rollup.span is 'Length of the bucket: hour or day.';
+comment on column notifyq.rollup.bucket_at is 'When the bucket begins.';
+comment on column notifyq.rollup.queue is 'Their queue; for dead events the stream.';
+comment on column notifyq.rollup.type is 'Their type; empty for messages without one.';
+comment on column notifyq.rollup.status is 'How they ended.';
+comment on column notifyq.rollup.finished is 'How many they are.';
+comment on column notifyq.rollup.retried is 'How many of them took more than one attempt.';
+comment on column notifyq.rollup.attempts is 'How many attempts they took together.';
+comment on column notifyq.rollup.waited is
   'How many were handed out, and so have a time of waiting: from when they could be claimed '
   '(available_at, or created_at if later) to the last lock.';
-comment on column messages.rollup.wait_total_us is 'That time of all together, in microseconds.';
-comment on column messages.rollup.wait_max_us is 'The longest, in microseconds.';
-comment on column messages.rollup.wait_bins is
+comment on column notifyq.rollup.wait_total_us is 'That time of all together, in microseconds.';
+comment on column notifyq.rollup.wait_max_us is 'The longest, in microseconds.';
+comment on column notifyq.rollup.wait_bins is
   'Which times there are: bin b holds times up to 1.02 ^ b milliseconds, above that of bin b - 1; '
   'bin -349 holds zero.';
-comment on column messages.rollup.wait_counts is 'How many messages are in each of the bins.';
-comment on column messages.rollup.ran is
+comment on column notifyq.rollup.wait_counts is 'How many messages are in each of the bins.';
+comment on column notifyq.rollup.ran is
   'How many have a time of running: from the last lock to archived_at.';
-comment on column messages.rollup.run_total_us is 'That time of all together, in microseconds.';
-comment on column messages.rollup.run_max_us is 'The longest, in microseconds.';
-comment on column messages.rollup.run_bins is 'As wait_bins.';
-comment on column messages.rollup.run_counts is 'As wait_counts.';
+comment on column notifyq.rollup.run_total_us is 'That time of all together, in microseconds.';
+comment on column notifyq.rollup.run_max_us is 'The longest, in microseconds.';
+comment on column notifyq.rollup.run_bins is 'As wait_bins.';
+comment on column notifyq.rollup.run_counts is 'As wait_counts.';
 
-create table if not exists messages.rollup_error (
+create table if not exists notifyq.rollup_error (
   lake bigint not null,
   span text not null,
   bucket_at timestamptz not null,
@@ -254,27 +254,27 @@ create table if not exists messages.rollup_error (
   constraint rollup_error_bucket_pk
     primary key (lake, span, bucket_at, queue, status, fingerprint),
   constraint rollup_error_lake_fk foreign key (lake)
-    references messages.lake (id) on delete cascade
+    references notifyq.lake (id) on delete cascade
 );
 
 create index if not exists rollup_error_hour_idx
-  on messages.rollup_error (bucket_at) where span = 'hour';
+  on notifyq.rollup_error (bucket_at) where span = 'hour';
 
-comment on table messages.rollup_error is
+comment on table notifyq.rollup_error is
   'Dead messages of a lake, counted by bucket and fingerprint of their details. Of a bucket, '
   'queue and status the 100 most frequent are kept apart; the others are one, named (others).';
-comment on column messages.rollup_error.lake is 'Number of the lake.';
-comment on column messages.rollup_error.span is 'Length of the bucket: hour or day.';
-comment on column messages.rollup_error.bucket_at is 'When the bucket begins.';
-comment on column messages.rollup_error.queue is 'Their queue; for dead events the stream.';
-comment on column messages.rollup_error.status is 'How they ended.';
-comment on column messages.rollup_error.fingerprint is 'See messages.error_fingerprint().';
-comment on column messages.rollup_error.errors is 'How many they are.';
-comment on column messages.rollup_error.first_at is 'When the first was archived.';
-comment on column messages.rollup_error.last_at is 'When the last was archived.';
-comment on column messages.rollup_error.sample is 'The details of the last one.';
+comment on column notifyq.rollup_error.lake is 'Number of the lake.';
+comment on column notifyq.rollup_error.span is 'Length of the bucket: hour or day.';
+comment on column notifyq.rollup_error.bucket_at is 'When the bucket begins.';
+comment on column notifyq.rollup_error.queue is 'Their queue; for dead events the stream.';
+comment on column notifyq.rollup_error.status is 'How they ended.';
+comment on column notifyq.rollup_error.fingerprint is 'See notifyq.error_fingerprint().';
+comment on column notifyq.rollup_error.errors is 'How many they are.';
+comment on column notifyq.rollup_error.first_at is 'When the first was archived.';
+comment on column notifyq.rollup_error.last_at is 'When the last was archived.';
+comment on column notifyq.rollup_error.sample is 'The details of the last one.';
 
-create table if not exists messages.rollup_worker (
+create table if not exists notifyq.rollup_worker (
   lake bigint not null,
   span text not null,
   bucket_at timestamptz not null,
@@ -285,26 +285,26 @@ create table if not exists messages.rollup_worker (
   run_total_us bigint not null,
   constraint rollup_worker_bucket_pk primary key (lake, span, bucket_at, queue, worker),
   constraint rollup_worker_lake_fk foreign key (lake)
-    references messages.lake (id) on delete cascade
+    references notifyq.lake (id) on delete cascade
 );
 
 create index if not exists rollup_worker_hour_idx
-  on messages.rollup_worker (bucket_at) where span = 'hour';
+  on notifyq.rollup_worker (bucket_at) where span = 'hour';
 
-comment on table messages.rollup_worker is
+comment on table notifyq.rollup_worker is
   'Messages of a lake, counted by bucket and the worker that held the last lock. Of a bucket and '
   'queue the 20 busiest are kept apart; the others are one, named (others).';
-comment on column messages.rollup_worker.lake is 'Number of the lake.';
-comment on column messages.rollup_worker.span is 'Length of the bucket: hour or day.';
-comment on column messages.rollup_worker.bucket_at is 'When the bucket begins.';
-comment on column messages.rollup_worker.queue is 'The queue; for dead events the stream.';
-comment on column messages.rollup_worker.worker is 'handled_by; empty where no worker had it.';
-comment on column messages.rollup_worker.finished is 'How many messages.';
-comment on column messages.rollup_worker.dead is 'How many of them did not succeed.';
-comment on column messages.rollup_worker.run_total_us is
+comment on column notifyq.rollup_worker.lake is 'Number of the lake.';
+comment on column notifyq.rollup_worker.span is 'Length of the bucket: hour or day.';
+comment on column notifyq.rollup_worker.bucket_at is 'When the bucket begins.';
+comment on column notifyq.rollup_worker.queue is 'The queue; for dead events the stream.';
+comment on column notifyq.rollup_worker.worker is 'handled_by; empty where no worker had it.';
+comment on column notifyq.rollup_worker.finished is 'How many messages.';
+comment on column notifyq.rollup_worker.dead is 'How many of them did not succeed.';
+comment on column notifyq.rollup_worker.run_total_us is
   'How long they ran together, in microseconds.';
 
-create table if not exists messages.rollup_progress (
+create table if not exists notifyq.rollup_progress (
   lake bigint not null,
   batch bigint not null,
   messages bigint not null default 0,
@@ -312,21 +312,21 @@ create table if not exists messages.rollup_progress (
   xid xid8 not null default pg_current_xact_id(),
   constraint rollup_progress_lake_pk primary key (lake),
   constraint rollup_progress_lake_fk foreign key (lake)
-    references messages.lake (id) on delete cascade
+    references notifyq.lake (id) on delete cascade
 );
 
-comment on table messages.rollup_progress is 'How far each lake is rolled up.';
-comment on column messages.rollup_progress.lake is 'Number of the lake.';
-comment on column messages.rollup_progress.batch is 'The last of its batches that is.';
-comment on column messages.rollup_progress.messages is 'How many messages are, in all.';
-comment on column messages.rollup_progress.rolled_at is 'When that was.';
-comment on column messages.rollup_progress.xid is
+comment on table notifyq.rollup_progress is 'How far each lake is rolled up.';
+comment on column notifyq.rollup_progress.lake is 'Number of the lake.';
+comment on column notifyq.rollup_progress.batch is 'The last of its batches that is.';
+comment on column notifyq.rollup_progress.messages is 'How many messages are, in all.';
+comment on column notifyq.rollup_progress.rolled_at is 'When that was.';
+comment on column notifyq.rollup_progress.xid is
   'The transaction that did it, the only one that may add to the roll-up of the lake.';
 
 do $$
 begin
-  if to_regtype('messages.rollup_report') is null then
-    create type messages.rollup_report as (
+  if to_regtype('notifyq.rollup_report') is null then
+    create type notifyq.rollup_report as (
       bucket_at timestamptz,
       queue text,
       type text,
@@ -347,8 +347,8 @@ begin
       run_max interval
     );
   end if;
-  if to_regtype('messages.error_report') is null then
-    create type messages.error_report as (
+  if to_regtype('notifyq.error_report') is null then
+    create type notifyq.error_report as (
       fingerprint text,
       errors bigint,
       queues text[],
@@ -358,8 +358,8 @@ begin
       sample text
     );
   end if;
-  if to_regtype('messages.worker_report') is null then
-    create type messages.worker_report as (
+  if to_regtype('notifyq.worker_report') is null then
+    create type notifyq.worker_report as (
       worker text,
       queues text[],
       finished bigint,
@@ -370,10 +370,10 @@ begin
 end;
 $$;
 
-comment on type messages.rollup_report is
-  'One group as messages.rollup_summary() reports it; what it was not grouped by is null.';
-comment on type messages.error_report is 'One fingerprint as messages.rollup_errors() reports it.';
-comment on type messages.worker_report is 'One worker as messages.rollup_workers() reports it.';
+comment on type notifyq.rollup_report is
+  'One group as notifyq.rollup_summary() reports it; what it was not grouped by is null.';
+comment on type notifyq.error_report is 'One fingerprint as notifyq.rollup_errors() reports it.';
+comment on type notifyq.worker_report is 'One worker as notifyq.rollup_workers() reports it.';
 
 -- Anomaly: hours in which a queue departed from its own past.
 
@@ -412,8 +412,8 @@ comment on column messages.anomaly.details is 'The same in words.';
 
 do $$
 begin
-  if to_regtype('messages.hour_report') is null then
-    create type messages.hour_report as (
+  if to_regtype('notifyq.hour_report') is null then
+    create type notifyq.hour_report as (
       bucket_at timestamptz,
       queue text,
       finished bigint,
@@ -426,5 +426,5 @@ begin
 end;
 $$;
 
-comment on type messages.hour_report is
-  'One hour of one queue as messages.archive_hours() reports it.';
+comment on type notifyq.hour_report is
+  'One hour of one queue as notifyq.archive_hours() reports it.';

@@ -84,7 +84,7 @@ comment on column messages.message.handler_attempts is
 -- Of the same shape, so that it can be a child of messages.message: whatever reads or settles live
 -- messages then finds these as well. It is one while some queue is not durable, see
 -- queue/volatile.sql: a standby cannot read a table that has an unlogged child.
-create unlogged table if not exists messages.message_volatile (
+create unlogged table if not exists notifyq.message_volatile (
   like messages.message including defaults including constraints including comments,
   constraint message_volatile_id_pk primary key (id)
 ) with (
@@ -95,86 +95,86 @@ create unlogged table if not exists messages.message_volatile (
   autovacuum_analyze_scale_factor = 0.05
 );
 create index if not exists message_volatile_waiting_idx
-  on messages.message_volatile (queue, priority desc, id) where state = 'waiting';
+  on notifyq.message_volatile (queue, priority desc, id) where state = 'waiting';
 create index if not exists message_volatile_scheduled_idx
-  on messages.message_volatile (queue, available_at) where state = 'scheduled';
+  on notifyq.message_volatile (queue, available_at) where state = 'scheduled';
 create index if not exists message_volatile_locked_idx
-  on messages.message_volatile (id) where state = 'locked';
+  on notifyq.message_volatile (id) where state = 'locked';
 create unique index if not exists message_volatile_dedup_key_uq
-  on messages.message_volatile (queue, dedup_key) where dedup_key is not null;
+  on notifyq.message_volatile (queue, dedup_key) where dedup_key is not null;
 create index if not exists message_volatile_key_waiting_idx
-  on messages.message_volatile (
+  on notifyq.message_volatile (
     (hashtextextended(queue, 0) << 40 | (hashtextextended(key, 0) & 1099511627775) | 1),
     priority desc, id
   )
   where state = 'waiting' and key is not null;
 create index if not exists message_volatile_key_idx
-  on messages.message_volatile (
+  on notifyq.message_volatile (
     (hashtextextended(queue, 0) << 40 | (hashtextextended(key, 0) & 1099511627775) | 1), id
   )
   where key is not null;
 
-comment on table messages.message_volatile is
+comment on table notifyq.message_volatile is
   'Messages of queues that are not durable, part of messages.message while there is such a queue.';
 
-create unlogged table if not exists messages.volatile_room (
+create unlogged table if not exists notifyq.volatile_room (
   queue text not null,
   number bigint not null,
   room bigint not null,
   constraint volatile_room_queue_number_pk primary key (queue, number)
 );
-comment on table messages.volatile_room is
+comment on table notifyq.volatile_room is
   'How many messages a volatile queue surely takes before those that are there are counted again.';
-comment on column messages.volatile_room.queue is 'Name of the queue.';
-comment on column messages.volatile_room.number is 'Rises with every change.';
-comment on column messages.volatile_room.room is 'Messages.';
+comment on column notifyq.volatile_room.queue is 'Name of the queue.';
+comment on column notifyq.volatile_room.number is 'Rises with every change.';
+comment on column notifyq.volatile_room.room is 'Messages.';
 
-create unlogged table if not exists messages.volatile_count (
+create unlogged table if not exists notifyq.volatile_count (
   queue text not null,
   finished bigint not null,
   dropped bigint not null
 );
-comment on table messages.volatile_count is
+comment on table notifyq.volatile_count is
   'What became of messages of volatile queues without a row in the archive; to be added up.';
-comment on column messages.volatile_count.queue is 'Name of the queue.';
-comment on column messages.volatile_count.finished is 'Messages that ended as success.';
-comment on column messages.volatile_count.dropped is
+comment on column notifyq.volatile_count.queue is 'Name of the queue.';
+comment on column notifyq.volatile_count.finished is 'Messages that ended as success.';
+comment on column notifyq.volatile_count.dropped is
   'Messages that gave way to later ones as the queue was full.';
 
 -- A row for each session and not for each message: it is written once, however much a session does.
-create table if not exists messages.owner_session (
+create table if not exists notifyq.owner_session (
   pid integer not null,
   number integer not null,
   opened_at timestamptz not null default clock_timestamp(),
   constraint owner_session_pid_number_pk primary key (pid, number)
 );
 
-comment on table messages.owner_session is
+comment on table notifyq.owner_session is
   'Sessions that own messages for as long as they last, see messages.wait().';
-comment on column messages.owner_session.pid is 'The server process.';
-comment on column messages.owner_session.number is
+comment on column notifyq.owner_session.pid is 'The server process.';
+comment on column notifyq.owner_session.number is
   'Half of the advisory lock (730542, number) that it holds until it ends.';
-comment on column messages.owner_session.opened_at is 'When it owned its first message.';
+comment on column notifyq.owner_session.opened_at is 'When it owned its first message.';
 
 -- Publishing: what is remembered of it beside the messages.
 
 -- A table of its own, because rows of the archive never change: readers follow it by transaction
 -- and would not see that an old row has become a different one.
-create table if not exists messages.redrive (
+create table if not exists notifyq.redrive (
   archive_id bigint not null,
   message_id bigint not null,
   redriven_at timestamptz not null default clock_timestamp(),
   constraint redrive_archive_id_pk primary key (archive_id)
 );
 
-create index if not exists redrive_message_id_idx on messages.redrive (message_id);
+create index if not exists redrive_message_id_idx on notifyq.redrive (message_id);
 
-comment on table messages.redrive is
+comment on table notifyq.redrive is
   'One row for each dead message that was published again; it goes when its archived row goes.';
-comment on column messages.redrive.archive_id is 'The dead message, by its id in the archive.';
-comment on column messages.redrive.message_id is 'The new message that it was published as.';
+comment on column notifyq.redrive.archive_id is 'The dead message, by its id in the archive.';
+comment on column notifyq.redrive.message_id is 'The new message that it was published as.';
 
-create table if not exists messages.dedup (
+create table if not exists notifyq.dedup (
   queue text not null,
   dedup_key text not null,
   id bigint not null,
@@ -182,16 +182,16 @@ create table if not exists messages.dedup (
   constraint dedup_queue_dedup_key_pk primary key (queue, dedup_key)
 );
 
-create index if not exists dedup_expires_at_idx on messages.dedup (expires_at);
+create index if not exists dedup_expires_at_idx on notifyq.dedup (expires_at);
 
-comment on table messages.dedup is
+comment on table notifyq.dedup is
   'Keys that were published with a window, until it is over; messages.maintain() removes them.';
-comment on column messages.dedup.queue is 'The queue in which the key is taken.';
-comment on column messages.dedup.dedup_key is 'The key that is taken.';
-comment on column messages.dedup.id is 'The message that was published under the key.';
-comment on column messages.dedup.expires_at is 'From then on the key may be published again.';
+comment on column notifyq.dedup.queue is 'The queue in which the key is taken.';
+comment on column notifyq.dedup.dedup_key is 'The key that is taken.';
+comment on column notifyq.dedup.id is 'The message that was published under the key.';
+comment on column notifyq.dedup.expires_at is 'From then on the key may be published again.';
 
-create table if not exists messages.dependency (
+create table if not exists notifyq.dependency (
   message_id bigint not null,
   after_id bigint not null,
   position integer not null,
@@ -203,17 +203,17 @@ create table if not exists messages.dependency (
   constraint dependency_on_failure_ck check (on_failure in ('cancel', 'run', 'hold'))
 );
 
-create index if not exists dependency_after_id_idx on messages.dependency (after_id);
+create index if not exists dependency_after_id_idx on notifyq.dependency (after_id);
 
-comment on table messages.dependency is
+comment on table notifyq.dependency is
   'Which messages wait for the end of which; the rows of one go when it succeeds, or with its '
   'archived row.';
-comment on column messages.dependency.message_id is 'The message that waits.';
-comment on column messages.dependency.after_id is 'The message that it waits for.';
-comment on column messages.dependency.position is 'The place of the latter among all of them.';
-comment on column messages.dependency.status is 'How the latter ended; null: it has not yet.';
-comment on column messages.dependency.available_at is 'The message is not due before this instant.';
-comment on column messages.dependency.delay is 'How long after the last of them it is due.';
-comment on column messages.dependency.on_failure is
+comment on column notifyq.dependency.message_id is 'The message that waits.';
+comment on column notifyq.dependency.after_id is 'The message that it waits for.';
+comment on column notifyq.dependency.position is 'The place of the latter among all of them.';
+comment on column notifyq.dependency.status is 'How the latter ended; null: it has not yet.';
+comment on column notifyq.dependency.available_at is 'The message is not due before this instant.';
+comment on column notifyq.dependency.delay is 'How long after the last of them it is due.';
+comment on column notifyq.dependency.on_failure is
   'What becomes of the message if the latter dies. cancel: it is archived as rejected; run: it '
   'runs all the same; hold: it waits until somebody decides.';

@@ -26,7 +26,7 @@ comment on column messages.audit.details is 'More: counts, what was changed; nev
 
 -- Worker: who works here now, and the rows in which functions report how the installation is.
 
-create table if not exists messages.worker (
+create table if not exists notifyq.worker (
   started_at timestamptz not null,
   seen_at timestamptz not null default clock_timestamp(),
   session_pid integer not null,
@@ -56,20 +56,20 @@ create table if not exists messages.worker (
   autovacuum_vacuum_threshold = 500
 );
 
-comment on table messages.worker is
+comment on table notifyq.worker is
   'One row for each worker that works, as it says itself; read it with messages.workers().';
-comment on column messages.worker.started_at is 'When it came first.';
-comment on column messages.worker.seen_at is 'When it came last.';
-comment on column messages.worker.session_pid is 'The server process of the session that it used.';
-comment on column messages.worker.pid is 'Its process on its own machine.';
-comment on column messages.worker.concurrency is 'How many messages it handles at a time, at most.';
-comment on column messages.worker.running is 'How many it handled when it came last.';
-comment on column messages.worker.is_stopping is 'Whether it claims no more.';
-comment on column messages.worker.name is 'The name that its locks have in locked_by.';
-comment on column messages.worker.host is 'The name of its machine.';
-comment on column messages.worker.version is 'The version of its package.';
-comment on column messages.worker.queues is 'The queues that it serves.';
-comment on column messages.worker.streams is 'The streams whose subscribers it serves.';
+comment on column notifyq.worker.started_at is 'When it came first.';
+comment on column notifyq.worker.seen_at is 'When it came last.';
+comment on column notifyq.worker.session_pid is 'The server process of the session that it used.';
+comment on column notifyq.worker.pid is 'Its process on its own machine.';
+comment on column notifyq.worker.concurrency is 'How many messages it handles at a time, at most.';
+comment on column notifyq.worker.running is 'How many it handled when it came last.';
+comment on column notifyq.worker.is_stopping is 'Whether it claims no more.';
+comment on column notifyq.worker.name is 'The name that its locks have in locked_by.';
+comment on column notifyq.worker.host is 'The name of its machine.';
+comment on column notifyq.worker.version is 'The version of its package.';
+comment on column notifyq.worker.queues is 'The queues that it serves.';
+comment on column notifyq.worker.streams is 'The streams whose subscribers it serves.';
 
 do $$
 begin
@@ -104,8 +104,8 @@ begin
       is_complete boolean
     );
   end if;
-  if to_regtype('messages.held_message') is null then
-    create type messages.held_message as (
+  if to_regtype('notifyq.held_message') is null then
+    create type notifyq.held_message as (
       id bigint,
       queue text,
       type text,
@@ -131,7 +131,7 @@ begin
       is_connected boolean,
       held bigint,
       expired bigint,
-      messages messages.held_message[]
+      messages notifyq.held_message[]
     );
   end if;
   if to_regtype('messages.session_report') is null then
@@ -176,7 +176,7 @@ $$;
 comment on type messages.backlog_report is 'One queue as messages.backlog() reports it.';
 comment on type messages.throughput_report is
   'What was finished in one step of time, as messages.throughput() reports it.';
-comment on type messages.held_message is 'A message that a worker has locked.';
+comment on type notifyq.held_message is 'A message that a worker has locked.';
 comment on type messages.presence_report is 'One worker as messages.workers() reports it.';
 comment on type messages.session_report is
   'What holds an old snapshot, as messages.holders() reports it, or a session in a transaction, as '
@@ -189,8 +189,8 @@ comment on type messages.figure is 'One number as messages.health() reports it, 
 
 do $$
 begin
-  if to_regtype('messages.search_conditions') is null then
-    create type messages.search_conditions as (
+  if to_regtype('notifyq.search_conditions') is null then
+    create type notifyq.search_conditions as (
       state text,
       queue text,
       subscriber text,
@@ -205,8 +205,8 @@ begin
       until_at timestamptz
     );
   end if;
-  if to_regtype('messages.found_message') is null then
-    create type messages.found_message as (
+  if to_regtype('notifyq.found_message') is null then
+    create type notifyq.found_message as (
       id bigint,
       queue text,
       state text,
@@ -228,8 +228,8 @@ begin
       message jsonb
     );
   end if;
-  if to_regtype('messages.dead_group') is null then
-    create type messages.dead_group as (
+  if to_regtype('notifyq.dead_group') is null then
+    create type notifyq.dead_group as (
       fingerprint text,
       dead bigint,
       first_at timestamptz,
@@ -249,8 +249,8 @@ begin
       is_over boolean
     );
   end if;
-  if to_regtype('messages.relative_report') is null then
-    create type messages.relative_report as (
+  if to_regtype('notifyq.relative_report') is null then
+    create type notifyq.relative_report as (
       kind text,
       id bigint,
       queue text,
@@ -261,15 +261,15 @@ begin
 end;
 $$;
 
-comment on type messages.search_conditions is
+comment on type notifyq.search_conditions is
   'What search_live(), search_archive() and those beside them take as JSON: each is null or must '
   'hold.';
-comment on type messages.found_message is
+comment on type notifyq.found_message is
   'A message as search_live() and search_archive() give it: state is that of a live one or the '
   'status of a finished one, message is null where the payload is long.';
-comment on type messages.dead_group is
-  'Dead messages whose errors have the same fingerprint, as messages.dead_groups() reports them.';
+comment on type notifyq.dead_group is
+  'Dead messages whose errors have the same fingerprint, as notifyq.dead_groups() reports them.';
 comment on type messages.step_report is
   'What one step of an action over many dead messages did, and where the next one begins.';
-comment on type messages.relative_report is
-  'A message that has to do with another one, as messages.relatives() reports it.';
+comment on type notifyq.relative_report is
+  'A message that has to do with another one, as notifyq.message_relatives() reports it.';

@@ -150,7 +150,7 @@ comment on column messages.queue_grant.may_consume is
 
 -- Its rows are locks: whoever hands out or publishes what is limited holds one to the end of the
 -- transaction. They hardly ever change, so that they are found at once whatever vacuum is held by.
-create table if not exists messages.flow (
+create table if not exists notifyq.flow (
   queue text not null,
   part text not null,
   is_held boolean not null default false,
@@ -159,18 +159,18 @@ create table if not exists messages.flow (
   constraint flow_part_ck check (part in ('claim', 'publish'))
 );
 
-comment on table messages.flow is
+comment on table notifyq.flow is
   'One row for each queue with limits and each end of it: taken by one transaction at a time.';
-comment on column messages.flow.queue is 'Name of the queue.';
-comment on column messages.flow.part is
+comment on column notifyq.flow.queue is 'Name of the queue.';
+comment on column notifyq.flow.part is
   'claim: of those who hand out; publish: of those who fill a queue that has a capacity.';
-comment on column messages.flow.is_held is
+comment on column notifyq.flow.is_held is
   'Whether something waits for a limit, so that whoever ends a lock rings.';
-comment on column messages.flow.held_at is 'When that was so last.';
+comment on column notifyq.flow.held_at is 'When that was so last.';
 
 -- In the tables below a change raises the number, and the largest is read: while vacuum is
 -- held up old versions gather, and they lie behind the present one.
-create table if not exists messages.flow_state (
+create table if not exists notifyq.flow_state (
   queue text not null,
   number bigint not null,
   natural_look integer not null default 10000,
@@ -193,57 +193,57 @@ create table if not exists messages.flow_state (
 );
 
 -- Each claim may write it: to compress it would cost more than to write it as it is.
-alter table messages.flow_state
+alter table notifyq.flow_state
   alter column running set storage external;
 
-comment on table messages.flow_state is 'What the claims of a queue with limits leave to the next.';
-comment on column messages.flow_state.queue is 'Name of the queue.';
-comment on column messages.flow_state.number is 'Rises with every change.';
-comment on column messages.flow_state.natural_look is
+comment on table notifyq.flow_state is 'What the claims of a queue with limits leave to the next.';
+comment on column notifyq.flow_state.queue is 'Name of the queue.';
+comment on column notifyq.flow_state.number is 'Rises with every change.';
+comment on column notifyq.flow_state.natural_look is
   'How many messages to look at in their order before the keys are gone through.';
-comment on column messages.flow_state.paid_at is 'When the bucket of the rate is full again.';
-comment on column messages.flow_state.counted_at is 'When all locked messages were counted last.';
-comment on column messages.flow_state.running is
+comment on column notifyq.flow_state.paid_at is 'When the bucket of the rate is full again.';
+comment on column notifyq.flow_state.counted_at is 'When all locked messages were counted last.';
+comment on column notifyq.flow_state.running is
   'Ids that were handed out; those of them that are locked still are what the limits count.';
-comment on column messages.flow_state.kept is
+comment on column notifyq.flow_state.kept is
   'How many of them were left when those that are locked no more were last taken out.';
-comment on column messages.flow_state.walk_at is
+comment on column notifyq.flow_state.walk_at is
   'When to look again for messages of a fair queue without a key.';
-comment on column messages.flow_state.place is
+comment on column notifyq.flow_state.place is
   'The priority and the id behind which to look for messages without a key.';
-comment on column messages.flow_state.round is
+comment on column notifyq.flow_state.round is
   'How many times all keys of a fair queue have had their share.';
-comment on column messages.flow_state.had is
+comment on column notifyq.flow_state.had is
   'How much of its share the key of after_lane has had in this round.';
-comment on column messages.flow_state.unlisted is
+comment on column notifyq.flow_state.unlisted is
   'How many more were handed out, at a time when that was far from the limits.';
-comment on column messages.flow_state.most is
+comment on column notifyq.flow_state.most is
   'No key has more of running than this; a large number: that is not known.';
-comment on column messages.flow_state.charged is 'The number of the last row of flow_charge.';
-comment on column messages.flow_state.booked is
+comment on column notifyq.flow_state.charged is 'The number of the last row of flow_charge.';
+comment on column notifyq.flow_state.booked is
   'The number of the last of them that the buckets of flow_key have paid.';
-comment on column messages.flow_state.keys_paid_at is
+comment on column notifyq.flow_state.keys_paid_at is
   'No bucket of a key is full again later than this, once all of flow_charge is paid.';
-comment on column messages.flow_state.booked_paid_at is
+comment on column notifyq.flow_state.booked_paid_at is
   'No bucket in flow_key is full again later than this.';
-comment on column messages.flow_state.after_lane is
-  'The lane (see messages._lane()) of the key at which the next look begins; null: the first.';
+comment on column notifyq.flow_state.after_lane is
+  'The lane (see notifyq.key_hash()) of the key at which the next look begins; null: the first.';
 
 do $$
 begin
-  if to_regtype('messages.flow_pick') is null then
-    create type messages.flow_pick as (
+  if to_regtype('notifyq.flow_pick') is null then
+    create type notifyq.flow_pick as (
       ids bigint[],
-      state messages.flow_state,
+      state notifyq.flow_state,
       is_blocked boolean
     );
   end if;
 end;
 $$;
-comment on type messages.flow_pick is
+comment on type notifyq.flow_pick is
   'Messages that a claim may have, what the next one goes by, and whether others wait for a lock.';
 
-create table if not exists messages.flow_key (
+create table if not exists notifyq.flow_key (
   queue text not null,
   key text not null,
   number bigint not null,
@@ -251,14 +251,14 @@ create table if not exists messages.flow_key (
   constraint flow_key_queue_key_number_pk primary key (queue, key, number)
 );
 
-comment on table messages.flow_key is
+comment on table notifyq.flow_key is
   'How far a key is ahead of its rate; it goes when it is not.';
-comment on column messages.flow_key.queue is 'Name of the queue.';
-comment on column messages.flow_key.key is 'The key of messages.';
-comment on column messages.flow_key.number is 'Rises with every change.';
-comment on column messages.flow_key.paid_at is 'When the bucket of the rate is full again.';
+comment on column notifyq.flow_key.queue is 'Name of the queue.';
+comment on column notifyq.flow_key.key is 'The key of messages.';
+comment on column notifyq.flow_key.number is 'Rises with every change.';
+comment on column notifyq.flow_key.paid_at is 'When the bucket of the rate is full again.';
 
-create table if not exists messages.flow_charge (
+create table if not exists notifyq.flow_charge (
   queue text not null,
   number bigint not null,
   charged_at timestamptz not null,
@@ -269,33 +269,33 @@ create table if not exists messages.flow_charge (
 );
 
 -- Written with each claim, as flow_state.
-alter table messages.flow_charge
+alter table notifyq.flow_charge
   alter column keys set storage external,
   alter column tokens set storage external;
 
-comment on table messages.flow_charge is
+comment on table notifyq.flow_charge is
   'What keys have had that is not in flow_key yet: one row for each claim well within their rate.';
-comment on column messages.flow_charge.queue is 'Name of the queue.';
-comment on column messages.flow_charge.number is
+comment on column notifyq.flow_charge.queue is 'Name of the queue.';
+comment on column notifyq.flow_charge.number is
   'Rises with every claim, by the number of its keys.';
-comment on column messages.flow_charge.charged_at is 'When the messages were handed out.';
-comment on column messages.flow_charge.each is 'How long a bucket took for one token, in seconds.';
-comment on column messages.flow_charge.keys is 'Keys of these messages.';
-comment on column messages.flow_charge.tokens is 'How many messages of each of them.';
+comment on column notifyq.flow_charge.charged_at is 'When the messages were handed out.';
+comment on column notifyq.flow_charge.each is 'How long a bucket took for one token, in seconds.';
+comment on column notifyq.flow_charge.keys is 'Keys of these messages.';
+comment on column notifyq.flow_charge.tokens is 'How many messages of each of them.';
 
-create table if not exists messages.flow_room (
+create table if not exists notifyq.flow_room (
   queue text not null,
   number bigint not null,
   room bigint not null,
   constraint flow_room_queue_number_pk primary key (queue, number)
 );
 
-comment on table messages.flow_room is
+comment on table notifyq.flow_room is
   'How many messages may surely be published before those that are there are counted again.';
 
-comment on column messages.flow_room.queue is 'Name of the queue.';
-comment on column messages.flow_room.number is 'Rises with every change.';
-comment on column messages.flow_room.room is
+comment on column notifyq.flow_room.queue is 'Name of the queue.';
+comment on column notifyq.flow_room.number is 'Rises with every change.';
+comment on column notifyq.flow_room.room is
   'Messages; what was promised to a transaction is taken off already.';
 
 create table if not exists messages.share (
@@ -313,7 +313,7 @@ comment on column messages.share.queue is 'Name of the queue.';
 comment on column messages.share.key is 'The key of messages.';
 comment on column messages.share.weight is 'How many times as many as without it.';
 
--- The first column is messages._lane(), which who inserts need not have the right to call.
+-- The first column is notifyq.key_hash(), which who inserts need not have the right to call.
 -- Messages without a key are in neither.
 create index if not exists message_key_waiting_idx
   on messages.message (

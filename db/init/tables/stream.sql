@@ -64,7 +64,7 @@ comment on column messages.stream.is_guarded is 'Whether there are grants for it
 comment on column messages.stream.lone_bytes is
   'Most bytes of an event that publish() writes without more checks; null: each is checked.';
 
-create table if not exists messages.segment (
+create table if not exists notifyq.segment (
   id bigint generated always as identity,
   stream bigint,
   opened_at timestamptz,
@@ -77,23 +77,23 @@ create table if not exists messages.segment (
   constraint segment_id_pk primary key (id)
 );
 
-create index if not exists segment_stream_idx on messages.segment (stream);
+create index if not exists segment_stream_idx on notifyq.segment (stream);
 
-comment on table messages.segment is
+comment on table notifyq.segment is
   'The tables messages.event_<id>, each of one stream or, empty, of none; they are used again.';
-comment on column messages.segment.id is 'Of the table''s name.';
-comment on column messages.segment.stream is 'The stream whose events it holds; null: none.';
-comment on column messages.segment.opened_at is 'When publishers began to write to it.';
-comment on column messages.segment.durable is 'Whether it survives a crash of the server.';
-comment on column messages.segment.low is 'All events in it have larger ids.';
-comment on column messages.segment.closed_at is 'When publishers went on to the next one.';
-comment on column messages.segment.witnesses is
+comment on column notifyq.segment.id is 'Of the table''s name.';
+comment on column notifyq.segment.stream is 'The stream whose events it holds; null: none.';
+comment on column notifyq.segment.opened_at is 'When publishers began to write to it.';
+comment on column notifyq.segment.durable is 'Whether it survives a crash of the server.';
+comment on column notifyq.segment.low is 'All events in it have larger ids.';
+comment on column notifyq.segment.closed_at is 'When publishers went on to the next one.';
+comment on column notifyq.segment.witnesses is
   'Transactions that were open when it was closed, and may still write to it; of an empty one, '
   'that were open when it was made, and may not know of it.';
-comment on column messages.segment.sealed is
+comment on column notifyq.segment.sealed is
   'Taken when nobody could write to it any more: all of its events are visible in this snapshot.';
 
-comment on column messages.segment.changed_by is
+comment on column notifyq.segment.changed_by is
   'The transaction that has made or closed it: until that is over others know nothing of it.';
 
 create sequence if not exists messages.event_id_seq;
@@ -121,7 +121,7 @@ comment on column messages.event.segment is 'The segment, and so the table, that
 comment on column messages.event.type is 'What kind of event it is.';
 comment on column messages.event.key is 'What it is about.';
 
-create table if not exists messages.tick (
+create table if not exists notifyq.tick (
   id bigint generated always as identity,
   stream bigint not null,
   created_at timestamptz not null default clock_timestamp(),
@@ -132,17 +132,17 @@ create table if not exists messages.tick (
   constraint tick_stream_id_pk primary key (stream, id)
 );
 
-create index if not exists tick_asked_idx on messages.tick (stream, id) where is_asked;
+create index if not exists tick_asked_idx on notifyq.tick (stream, id) where is_asked;
 
-comment on table messages.tick is 'Moments of a stream that subscribers can be set to.';
-comment on column messages.tick.id is 'Rises within the stream.';
-comment on column messages.tick.stream is 'The stream.';
-comment on column messages.tick.created_at is 'When that was.';
-comment on column messages.tick.snapshot is 'What was committed then.';
-comment on column messages.tick.low is
+comment on table notifyq.tick is 'Moments of a stream that subscribers can be set to.';
+comment on column notifyq.tick.id is 'Rises within the stream.';
+comment on column notifyq.tick.stream is 'The stream.';
+comment on column notifyq.tick.created_at is 'When that was.';
+comment on column notifyq.tick.snapshot is 'What was committed then.';
+comment on column notifyq.tick.low is
   'Ids of transactions that were yet to begin then are larger.';
-comment on column messages.tick.high is 'Ids of what was committed then are not larger.';
-comment on column messages.tick.is_asked is 'Made by tick(), so that a batch ends here.';
+comment on column notifyq.tick.high is 'Ids of what was committed then are not larger.';
+comment on column notifyq.tick.is_asked is 'Made by tick(), so that a batch ends here.';
 
 -- Subscription: who reads which stream, how far each has come, and whose events are forwarded.
 
@@ -169,7 +169,7 @@ comment on column messages.subscription.created_at is 'When it subscribed.';
 
 -- Rows are only added: the newest tells where a subscription is, and where an old snapshot keeps
 -- dead rows alive, they are behind it.
-create table if not exists messages.batch (
+create table if not exists notifyq.batch (
   id bigint generated always as identity,
   subscription bigint not null,
   previous bigint not null,
@@ -193,44 +193,44 @@ create table if not exists messages.batch (
 ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000);
 
 create index if not exists batch_member_idx
-  on messages.batch (subscription, member, opened_at) where member is not null;
+  on notifyq.batch (subscription, member, opened_at) where member is not null;
 
-comment on table messages.batch is
+comment on table notifyq.batch is
   'What was handed out to subscribers: events seen by `upto` and not by `seen`, cut by id.';
-comment on column messages.batch.id is 'What finish_batch() is given.';
-comment on column messages.batch.subscription is 'Whose it is.';
-comment on column messages.batch.member is
+comment on column notifyq.batch.id is 'What finish_batch() is given.';
+comment on column notifyq.batch.subscription is 'Whose it is.';
+comment on column notifyq.batch.member is
   'Who of several holds it; null: the subscription is not shared.';
-comment on column messages.batch.opened_at is 'When it was handed out.';
-comment on column messages.batch.seen is 'What was handed out before.';
-comment on column messages.batch.upto is 'What is handed out with it, cut by id.';
-comment on column messages.batch.previous is 'The batch of the subscription before it.';
-comment on column messages.batch.kind is
+comment on column notifyq.batch.opened_at is 'When it was handed out.';
+comment on column notifyq.batch.seen is 'What was handed out before.';
+comment on column notifyq.batch.upto is 'What is handed out with it, cut by id.';
+comment on column notifyq.batch.previous is 'The batch of the subscription before it.';
+comment on column notifyq.batch.kind is
   'events; retries: those of event_retry with its id; position: none, the subscriber was set here.';
-comment on column messages.batch.seen_low is
+comment on column notifyq.batch.seen_low is
   'Ids of transactions that were yet to begin when `seen` was taken are larger.';
-comment on column messages.batch.upto_low is 'The same for `upto`.';
-comment on column messages.batch.upto_high is 'Ids of what `upto` sees are not larger.';
-comment on column messages.batch.after_id is 'Events up to this id were in batches before.';
-comment on column messages.batch.last_id is 'Events after this id are in batches to come.';
-comment on column messages.batch.is_last is 'Whether no more of the same two snapshots follows.';
-comment on column messages.batch.tick is 'The newest tick that there was when `upto` was taken.';
-comment on column messages.batch.left_at is
+comment on column notifyq.batch.upto_low is 'The same for `upto`.';
+comment on column notifyq.batch.upto_high is 'Ids of what `upto` sees are not larger.';
+comment on column notifyq.batch.after_id is 'Events up to this id were in batches before.';
+comment on column notifyq.batch.last_id is 'Events after this id are in batches to come.';
+comment on column notifyq.batch.is_last is 'Whether no more of the same two snapshots follows.';
+comment on column notifyq.batch.tick is 'The newest tick that there was when `upto` was taken.';
+comment on column notifyq.batch.left_at is
   'When its reader left it as it was, with a word: what comes next is not counted as an attempt.';
 
-create table if not exists messages.batch_end (
+create table if not exists notifyq.batch_end (
   batch bigint not null,
   ended_at timestamptz not null default clock_timestamp(),
   is_finished boolean not null,
   constraint batch_end_batch_pk primary key (batch)
 ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000);
 
-comment on table messages.batch_end is 'Batches that were finished, or given up by a seek.';
-comment on column messages.batch_end.batch is 'The batch.';
-comment on column messages.batch_end.ended_at is 'When that was.';
-comment on column messages.batch_end.is_finished is 'False: it was taken back.';
+comment on table notifyq.batch_end is 'Batches that were finished, or given up by a seek.';
+comment on column notifyq.batch_end.batch is 'The batch.';
+comment on column notifyq.batch_end.ended_at is 'When that was.';
+comment on column notifyq.batch_end.is_finished is 'False: it was taken back.';
 
-create table if not exists messages.event_retry (
+create table if not exists notifyq.event_retry (
   subscription bigint not null,
   event_id bigint not null,
   batch bigint,
@@ -247,26 +247,26 @@ create table if not exists messages.event_retry (
 );
 
 create index if not exists event_retry_due_at_idx
-  on messages.event_retry (subscription, due_at) where batch is null;
-create index if not exists event_retry_batch_idx on messages.event_retry (batch);
+  on notifyq.event_retry (subscription, due_at) where batch is null;
+create index if not exists event_retry_batch_idx on notifyq.event_retry (batch);
 
-comment on table messages.event_retry is
+comment on table notifyq.event_retry is
   'Events that one subscriber sees once more, and those of its open batch that it has failed.';
-comment on column messages.event_retry.subscription is 'Who sees it once more.';
-comment on column messages.event_retry.event_id is 'The event.';
-comment on column messages.event_retry.created_at is 'When it was published.';
-comment on column messages.event_retry.type is 'As in the event.';
-comment on column messages.event_retry.key is 'As in the event.';
-comment on column messages.event_retry.message is 'As in the event.';
-comment on column messages.event_retry.headers is 'As in the event.';
-comment on column messages.event_retry.reason is 'Why, as retry_event() was told.';
-comment on column messages.event_retry.batch is 'The open batch that holds it; null: it waits.';
-comment on column messages.event_retry.due_at is 'Not handed out before; null: it has failed.';
-comment on column messages.event_retry.retries is 'How often it is handed out again.';
-comment on column messages.event_retry.part is
+comment on column notifyq.event_retry.subscription is 'Who sees it once more.';
+comment on column notifyq.event_retry.event_id is 'The event.';
+comment on column notifyq.event_retry.created_at is 'When it was published.';
+comment on column notifyq.event_retry.type is 'As in the event.';
+comment on column notifyq.event_retry.key is 'As in the event.';
+comment on column notifyq.event_retry.message is 'As in the event.';
+comment on column notifyq.event_retry.headers is 'As in the event.';
+comment on column notifyq.event_retry.reason is 'Why, as retry_event() was told.';
+comment on column notifyq.event_retry.batch is 'The open batch that holds it; null: it waits.';
+comment on column notifyq.event_retry.due_at is 'Not handed out before; null: it has failed.';
+comment on column notifyq.event_retry.retries is 'How often it is handed out again.';
+comment on column notifyq.event_retry.part is
   'Handed out with those of the same part alone, since one of them may be what ended its reader.';
 
-create table if not exists messages.forward (
+create table if not exists notifyq.forward (
   subscription bigint not null,
   queue text not null,
   filter jsonpath,
@@ -276,17 +276,17 @@ create table if not exists messages.forward (
   constraint forward_subscription_pk primary key (subscription)
 );
 
-create index if not exists forward_queue_idx on messages.forward (queue);
+create index if not exists forward_queue_idx on notifyq.forward (queue);
 
-comment on table messages.forward is
+comment on table notifyq.forward is
   'Subscriptions that no program reads: their events are moved into a queue, each exactly once.';
-comment on column messages.forward.subscription is 'The id of the subscription.';
-comment on column messages.forward.queue is 'The queue that the events go into.';
-comment on column messages.forward.filter is
+comment on column notifyq.forward.subscription is 'The id of the subscription.';
+comment on column notifyq.forward.queue is 'The queue that the events go into.';
+comment on column notifyq.forward.filter is
   'A JSON path predicate over the payload: events that it is not true of are left out.';
-comment on column messages.forward.failed_at is
+comment on column notifyq.forward.failed_at is
   'When nothing could be moved; it is tried again a minute later. Null: it works.';
-comment on column messages.forward.last_error is 'Why nothing could be moved.';
+comment on column notifyq.forward.last_error is 'Why nothing could be moved.';
 
 -- Procedure: what the broker of a role calls for the events of a subscriber.
 
@@ -334,7 +334,7 @@ comment on column messages.subscriber_procedure.done is 'The last event of it th
 comment on column messages.subscriber_procedure.event is 'The event that is tried alone now.';
 comment on column messages.subscriber_procedure.event_starts is 'How often that was begun.';
 
-create table if not exists messages.broker (
+create table if not exists notifyq.broker (
   role text not null,
   pid integer,
   started_at timestamptz,
@@ -342,17 +342,17 @@ create table if not exists messages.broker (
   constraint broker_role_pk primary key (role)
 );
 
-comment on table messages.broker is 'Brokers of this database; see messages.status_broker().';
-comment on column messages.broker.role is 'Whose procedures it calls, and whose session it is.';
-comment on column messages.broker.pid is 'The server process of the one that was started last.';
-comment on column messages.broker.started_at is 'When that was.';
-comment on column messages.broker.is_wanted is
+comment on table notifyq.broker is 'Brokers of this database; see messages.status_broker().';
+comment on column notifyq.broker.role is 'Whose procedures it calls, and whose session it is.';
+comment on column notifyq.broker.pid is 'The server process of the one that was started last.';
+comment on column notifyq.broker.started_at is 'When that was.';
+comment on column notifyq.broker.is_wanted is
   'Whether one was started and not stopped since: one that is lost is then started again.';
 
 do $$
 begin
-  if to_regtype('messages.broker_turn') is null then
-    create type messages.broker_turn as (
+  if to_regtype('notifyq.broker_turn') is null then
+    create type notifyq.broker_turn as (
       act text,
       place bigint,
       subscription bigint,
@@ -393,7 +393,7 @@ begin
 end;
 $$;
 
-comment on type messages.broker_turn is 'What a broker does next.';
+comment on type notifyq.broker_turn is 'What a broker does next.';
 comment on type messages.broker_report is 'What there is to know of the broker of a role.';
 comment on type messages.handled_event is 'An event as dequeued() gives it to a procedure.';
 
@@ -402,13 +402,13 @@ comment on type messages.handled_event is 'An event as dequeued() gives it to a 
 -- A number of a row would be a place where all publishers wait for each other, and a dead row for
 -- each bell. What a sequence says is about right: up to 32 too many after a crash.
 --
--- And which of its messages a session has announced last, see _published(): the value of a sequence
+-- And which of its messages a session has announced last, see published(): the value of a sequence
 -- in a session is what nextval() and setval() have given it there, out of reach of its user, who
 -- could set a setting to anything.
 
-create sequence if not exists messages.message_bell_seq;
-create sequence if not exists messages.event_bell_seq;
-create sequence if not exists messages.announced_first_seq;
-create sequence if not exists messages.announced_last_seq;
-create sequence if not exists messages.announced_queue_seq;
-create sequence if not exists messages.session_key_seq;
+create sequence if not exists notifyq.message_notification_seq;
+create sequence if not exists notifyq.event_notification_seq;
+create sequence if not exists notifyq.announced_first_seq;
+create sequence if not exists notifyq.announced_last_seq;
+create sequence if not exists notifyq.announced_queue_seq;
+create sequence if not exists notifyq.session_key_seq;

@@ -60,8 +60,8 @@ begin
       run_p99 interval
     );
   end if;
-  if to_regtype('messages.upkeep_report') is null then
-    create type messages.upkeep_report as (
+  if to_regtype('messages.maintenance_report') is null then
+    create type messages.maintenance_report as (
       reaped integer,
       staged integer,
       rung integer,
@@ -76,8 +76,8 @@ begin
       known integer
     );
   end if;
-  if to_regtype('messages.relay_report') is null then
-    create type messages.relay_report as (
+  if to_regtype('notifyq.relay_report') is null then
+    create type notifyq.relay_report as (
       ids bigint[],
       merged integer,
       known integer
@@ -196,10 +196,10 @@ comment on type messages.message_state is
 comment on type messages.queue_report is 'One queue as messages.queue_info() reports it.';
 comment on type messages.summary_report is
   'Counts, and percentiles of wait (created to locked) and run (locked to archived) time.';
-comment on type messages.upkeep_report is 'What one run of messages.maintain() did.';
+comment on type messages.maintenance_report is 'What one run of messages.maintain() did.';
 comment on type messages.receipt_report is 'What messages.receive() did with what it was sent.';
-comment on type messages.relay_report is
-  'What messages.receive_many() did: the ids of the messages in the order in which they were sent, '
+comment on type notifyq.relay_report is
+  'What notifyq.receive_many() did: the ids of the messages in the order in which they were sent, '
   'how many were merged with live ones of the same dedup_key, and how many had been received.';
 comment on type messages.message_report is
   'How far a message is: its state or, once finished, its status, and then its result.';

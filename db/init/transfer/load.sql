@@ -9,13 +9,13 @@
 -- was killed, or was run twice is in no commit; a commit that is repeated finds the name, and does
 -- nothing.
 
-create or replace function messages._check_load_owner(what text, name text, owner text)
+create or replace function notifyq.check_load_owner(what text, name text, owner text)
   returns void
   language plpgsql
   stable
 as $$
 begin
-  if messages._has_role(owner) or messages._has_role('notifyq_admin') then
+  if notifyq.has_role(owner) or notifyq.has_role('notifyq_admin') then
     return;
   end if;
   raise exception using
@@ -26,76 +26,76 @@ end;
 $$;
 
 -- An error where the caller cannot publish there.
-create or replace function messages._check_target(queue text)
+create or replace function notifyq.check_target(queue text)
   returns void
   language plpgsql
 as $$
 declare
   v_stream messages.stream;
 begin
-  select s.* into v_stream from messages.stream as s where s.name = _check_target.queue;
+  select s.* into v_stream from messages.stream as s where s.name = check_target.queue;
   if found then
-    perform messages._check_events(v_stream, '{}', null);
+    perform notifyq.check_events(v_stream, '{}', null);
     return;
   end if;
-  perform messages._queue(_check_target.queue);
+  perform notifyq.find_queue(check_target.queue);
   if exists (select from messages.queue_grant) then
-    perform messages._check_access(_check_target.queue, 'publish into');
+    perform notifyq.check_access(check_target.queue, 'publish into');
   end if;
 end;
 $$;
 
-create or replace function messages.check_targets(queues text[])
+create or replace function notifyq.check_targets(queues text[])
   returns void
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform messages._check_target(u.queue) from unnest(queues) as u (queue);
+  perform notifyq.check_target(u.queue) from unnest(queues) as u (queue);
 end;
 $$;
-comment on function messages.check_targets(text[]) is
+comment on function notifyq.check_targets(text[]) is
   'See to it that whoever calls could publish into each of these queues and streams now. Raises '
   'NQ001 for an unknown one, NQ007 for one without the right to, and NQ024 for a paused stream.';
 
-create or replace function messages.begin_load(name text, epoch bigint default null)
-  returns messages.load_report
+create or replace function notifyq.begin_load(name text, epoch bigint default null)
+  returns notifyq.load_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  v_load messages.load;
+  v_load notifyq.load;
   v_is_done boolean;
 begin
   if begin_load.name is null or octet_length(begin_load.name) not between 1 and 200 then
-    perform messages._invalid('the name of a load must have 1 to 200 bytes');
+    perform notifyq.raise_invalid('the name of a load must have 1 to 200 bytes');
   end if;
-  insert into messages.load (name, owner) values (begin_load.name, messages._caller())
+  insert into notifyq.load (name, owner) values (begin_load.name, notifyq.calling_role())
   on conflict on constraint load_name_pk do nothing;
-  select l.* into v_load from messages.load as l where l.name = begin_load.name for update;
-  perform messages._check_load_owner('load', begin_load.name, v_load.owner);
+  select l.* into v_load from notifyq.load as l where l.name = begin_load.name for update;
+  perform notifyq.check_load_owner('load', begin_load.name, v_load.owner);
   v_is_done := v_load.committed_at is not null
     and (begin_load.epoch is null or v_load.epoch is null or begin_load.epoch <= v_load.epoch);
-  update messages.load as l set used_at = clock_timestamp() where l.name = begin_load.name;
+  update notifyq.load as l set used_at = clock_timestamp() where l.name = begin_load.name;
   return (
     v_load.name, v_load.epoch, not v_is_done, v_load.published, v_load.merged, v_load.committed_at
-  )::messages.load_report;
+  )::notifyq.load_report;
 end;
 $$;
-comment on function messages.begin_load(text, bigint) is
+comment on function notifyq.begin_load(text, bigint) is
   'Begin a load, or go on with one: is_new is false where it was published already, and there is '
   'nothing to do. epoch numbers the parts of one that goes on, each larger than the one before. A '
   'name is remembered for 400 days after its last use. Raises NQ003 for an impossible name, and '
   'NQ035 for the load of another role.';
 
-create or replace function messages.begin_attempt(load text)
+create or replace function notifyq.begin_attempt(load text)
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   -- At random, so that nobody else finds it.
@@ -103,59 +103,59 @@ declare
   v_owner text;
 begin
   -- Not locked: all tasks begin at the same time.
-  select l.owner into v_owner from messages.load as l where l.name = begin_attempt.load;
+  select l.owner into v_owner from notifyq.load as l where l.name = begin_attempt.load;
   if not found then
     raise exception using
       errcode = 'NQ035',
       message = format('load %L was not begun', begin_attempt.load),
-      hint = 'messages.begin_load() begins it';
+      hint = 'notifyq.begin_load() begins it';
   end if;
-  perform messages._check_load_owner('load', begin_attempt.load, v_owner);
-  insert into messages.load_attempt (id, load) values (v_id, begin_attempt.load);
+  perform notifyq.check_load_owner('load', begin_attempt.load, v_owner);
+  insert into notifyq.load_attempt (id, load) values (v_id, begin_attempt.load);
   return v_id;
 end;
 $$;
-comment on function messages.begin_attempt(text) is
-  'A number under which rows of this load may be copied into messages.load_row, at positions that '
+comment on function notifyq.begin_attempt(text) is
+  'A number under which rows of this load may be copied into notifyq.load_row, at positions that '
   'rise. They are kept until the load is committed or dropped, or a day has passed in which '
   'nothing was begun for it. Raises NQ035 for a load that was not begun, or by another role.';
 
-create or replace function messages.commit_load(
+create or replace function notifyq.commit_load(
   name text,
   attempts bigint[],
   counts bigint[],
   epoch bigint default null
 )
-  returns messages.load_report
+  returns notifyq.load_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  v_load messages.load;
+  v_load notifyq.load;
   v_rows bigint;
   v_published bigint;
 begin
-  select l.* into v_load from messages.load as l where l.name = commit_load.name for update;
+  select l.* into v_load from notifyq.load as l where l.name = commit_load.name for update;
   if not found then
     raise exception using
       errcode = 'NQ035',
       message = format('load %L was not begun', commit_load.name),
-      hint = 'messages.begin_load() begins it';
+      hint = 'notifyq.begin_load() begins it';
   end if;
-  perform messages._check_load_owner('load', commit_load.name, v_load.owner);
+  perform notifyq.check_load_owner('load', commit_load.name, v_load.owner);
   if v_load.committed_at is not null
     and (commit_load.epoch is null or v_load.epoch is null or commit_load.epoch <= v_load.epoch)
   then
     return (
       v_load.name, v_load.epoch, false, v_load.published, v_load.merged, v_load.committed_at
-    )::messages.load_report;
+    )::notifyq.load_report;
   end if;
-  v_rows := messages._check_staged(commit_load.name, commit_load.attempts, commit_load.counts);
-  v_published := messages._publish_staged(commit_load.attempts);
-  delete from messages.load_attempt as t where t.load = commit_load.name;
-  update messages.load as l
+  v_rows := notifyq.check_staged(commit_load.name, commit_load.attempts, commit_load.counts);
+  v_published := notifyq.publish_staged(commit_load.attempts);
+  delete from notifyq.load_attempt as t where t.load = commit_load.name;
+  update notifyq.load as l
   set used_at = clock_timestamp(),
     committed_at = clock_timestamp(),
     epoch = commit_load.epoch,
@@ -165,10 +165,10 @@ begin
   returning l.* into v_load;
   return (
     v_load.name, v_load.epoch, true, v_load.published, v_load.merged, v_load.committed_at
-  )::messages.load_report;
+  )::notifyq.load_report;
 end;
 $$;
-comment on function messages.commit_load(text, bigint[], bigint[], bigint) is
+comment on function notifyq.commit_load(text, bigint[], bigint[], bigint) is
   'Publish what was staged under these numbers, in their order, all or nothing, with one bell for '
   'each queue; counts says how many rows each must have. A load that was published already, or '
   'whose epoch was, is left as it is, and is_new is false. published and merged add up over all '
@@ -176,33 +176,33 @@ comment on function messages.commit_load(text, bigint[], bigint[], bigint) is
   'missing, as the server has crashed meanwhile, and what a publication raises: then nothing is '
   'published, and load_rejects() tells which rows are to blame.';
 
-create or replace function messages.drop_attempts(load text, attempts bigint[])
+create or replace function notifyq.drop_attempts(load text, attempts bigint[])
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_dropped bigint;
 begin
-  perform messages._check_load_owner('load', l.name, l.owner)
-  from messages.load as l
+  perform notifyq.check_load_owner('load', l.name, l.owner)
+  from notifyq.load as l
   where l.name = drop_attempts.load;
-  delete from messages.load_attempt as t
+  delete from notifyq.load_attempt as t
   where t.load = drop_attempts.load
     and t.id = any (drop_attempts.attempts);
   get diagnostics v_dropped = row_count;
   return v_dropped;
 end;
 $$;
-comment on function messages.drop_attempts(text, bigint[]) is
+comment on function notifyq.drop_attempts(text, bigint[]) is
   'Give up attempts of a load, whose rows the upkeep then removes; return how many there were. '
   'Raises NQ035 for the load of another role.';
 
 -- Loads: which of their rows cannot be published, forgetting them, and their upkeep.
 
 -- Why these rows cannot be published, null where they can: it is tried, and undone.
-create or replace function messages._try_staged(attempt bigint, first bigint, last bigint)
+create or replace function notifyq.try_staged(attempt bigint, first bigint, last bigint)
   returns text
   language plpgsql
   set enable_seqscan = off
@@ -213,17 +213,17 @@ declare
   v_trial bigint := (random() * 9e18)::bigint;
 begin
   begin
-    insert into messages.load_row (
+    insert into notifyq.load_row (
       attempt, position, available_at, delay, priority, max_attempts, queue, message, type, key,
       headers, dedup_key
     )
     select
       v_trial, r.position, r.available_at, r.delay, r.priority, r.max_attempts, r.queue, r.message,
       r.type, r.key, r.headers, r.dedup_key
-    from messages.load_row as r
-    where r.attempt = _try_staged.attempt
-      and r.position between _try_staged.first and _try_staged.last;
-    perform messages._publish_staged(array[v_trial]);
+    from notifyq.load_row as r
+    where r.attempt = try_staged.attempt
+      and r.position between try_staged.first and try_staged.last;
+    perform notifyq.publish_staged(array[v_trial]);
     raise assert_failure;
   exception
     when assert_failure then
@@ -237,15 +237,15 @@ begin
 end;
 $$;
 
-create or replace function messages.load_rejects(
+create or replace function notifyq.load_rejects(
   load text,
   attempts bigint[],
   quantity integer default 1000000
 )
-  returns setof messages.load_reject
+  returns setof notifyq.load_reject
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -256,43 +256,43 @@ declare
   v_position bigint;
   v_reason text;
   v_found integer := 0;
-  v_row messages.load_row;
+  v_row notifyq.load_row;
 begin
-  perform messages._check_quantity(load_rejects.quantity, 10000000);
-  perform messages._check_load_owner('load', l.name, l.owner)
-  from messages.load as l
+  perform notifyq.check_quantity(load_rejects.quantity, 10000000);
+  perform notifyq.check_load_owner('load', l.name, l.owner)
+  from notifyq.load as l
   where l.name = load_rejects.load;
   for v_attempt in
     select t.id
     from unnest(load_rejects.attempts) with ordinality as u (id, number)
-    join messages.load_attempt as t on t.id = u.id and t.load = load_rejects.load
+    join notifyq.load_attempt as t on t.id = u.id and t.load = load_rejects.load
     order by u.number
   loop
     v_position := -1;
     loop
       v_positions := array(
-        select r.position from messages.load_row as r
+        select r.position from notifyq.load_row as r
         where r.attempt = v_attempt and r.position > v_position
         order by r.position
         limit 100
       );
       exit when v_positions = '{}';
       v_position := v_positions[cardinality(v_positions)];
-      continue when messages._try_staged(v_attempt, v_positions[1], v_position) is null;
+      continue when notifyq.try_staged(v_attempt, v_positions[1], v_position) is null;
       for v_row in
-        select r.* from messages.load_row as r
+        select r.* from notifyq.load_row as r
         where r.attempt = v_attempt
           and r.position between v_positions[1] and v_position
         order by r.position
       loop
-        v_reason := messages._try_staged(v_attempt, v_row.position, v_row.position);
+        v_reason := notifyq.try_staged(v_attempt, v_row.position, v_row.position);
         continue when v_reason is null;
-        delete from messages.load_row as r
+        delete from notifyq.load_row as r
         where r.attempt = v_attempt
           and r.position = v_row.position;
         return next (
           v_attempt, v_row.position, v_row.queue, v_row.message, v_reason
-        )::messages.load_reject;
+        )::notifyq.load_reject;
         v_found := v_found + 1;
         if v_found >= load_rejects.quantity then
           return;
@@ -302,33 +302,33 @@ begin
   end loop;
 end;
 $$;
-comment on function messages.load_rejects(text, bigint[], integer) is
+comment on function notifyq.load_rejects(text, bigint[], integer) is
   'Take out up to quantity of the rows that were staged under these numbers and cannot be '
   'published, and return them with the reason: commit what is left, or roll back to only see '
   'them. It takes about as long as the publication. A queue that is full or must not be '
   'published into is no fault of a row: that is raised.';
 
-create or replace function messages.drop_load(name text)
+create or replace function notifyq.drop_load(name text)
   returns boolean
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform messages._check_load_owner('load', l.name, l.owner)
-  from messages.load as l
+  perform notifyq.check_load_owner('load', l.name, l.owner)
+  from notifyq.load as l
   where l.name = drop_load.name;
-  delete from messages.load_attempt as t where t.load = drop_load.name;
-  delete from messages.load as l where l.name = drop_load.name;
+  delete from notifyq.load_attempt as t where t.load = drop_load.name;
+  delete from notifyq.load as l where l.name = drop_load.name;
   return found;
 end;
 $$;
-comment on function messages.drop_load(text) is
+comment on function notifyq.drop_load(text) is
   'Forget a load: what it has staged goes, what it has published stays, and its name may be used '
   'again. False: there is none. Raises NQ035 for the load of another role.';
 
 -- Remove up to quantity staged rows that no open load has.
-create or replace function messages._sweep_loads(quantity bigint)
+create or replace function notifyq.sweep_loads(quantity bigint)
   returns bigint
   language plpgsql
   set enable_seqscan = off
@@ -342,20 +342,20 @@ declare
   v_removed bigint := 0::bigint;
   v_rows bigint;
 begin
-  delete from messages.load_attempt as t
+  delete from notifyq.load_attempt as t
   where t.begun_at < v_day
     and not exists (
-      select from messages.load_attempt as o where o.load = t.load and o.begun_at >= v_day
+      select from notifyq.load_attempt as o where o.load = t.load and o.begun_at >= v_day
     );
-  if not exists (select from messages.load_row as r order by r.attempt limit 1) then
+  if not exists (select from notifyq.load_row as r order by r.attempt limit 1) then
     return 0::bigint;
   end if;
-  if not exists (select from messages.load_attempt) then
+  if not exists (select from notifyq.load_attempt) then
     -- All at once, if nobody begins one meanwhile.
     begin
-      lock table messages.load_attempt in share row exclusive mode;
-      if not exists (select from messages.load_attempt) then
-        truncate messages.load_row;
+      lock table notifyq.load_attempt in share row exclusive mode;
+      if not exists (select from notifyq.load_attempt) then
+        truncate notifyq.load_row;
         return quantity;
       end if;
     exception
@@ -365,20 +365,20 @@ begin
   -- From one attempt to the next in the index.
   loop
     v_attempt := (
-      select r.attempt from messages.load_row as r
+      select r.attempt from notifyq.load_row as r
       where r.attempt > v_attempt
       order by r.attempt
       limit 1
     );
     exit when v_attempt is null or v_removed >= quantity;
-    continue when exists (select from messages.load_attempt as t where t.id = v_attempt);
-    delete from messages.load_row as r
+    continue when exists (select from notifyq.load_attempt as t where t.id = v_attempt);
+    delete from notifyq.load_row as r
     where r.attempt = v_attempt
       and r.position = any (array(
-        select o.position from messages.load_row as o
+        select o.position from notifyq.load_row as o
         where o.attempt = v_attempt
         order by o.position
-        limit _sweep_loads.quantity - v_removed
+        limit sweep_loads.quantity - v_removed
       ));
     get diagnostics v_rows = row_count;
     v_removed := v_removed + v_rows;

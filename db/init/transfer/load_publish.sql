@@ -4,7 +4,7 @@
 -- publication raises
 
 -- How many rows there are, which must be as many as were staged: load_row is empty after a crash.
-create or replace function messages._check_staged(load text, attempts bigint[], counts bigint[])
+create or replace function notifyq.check_staged(load text, attempts bigint[], counts bigint[])
   returns bigint
   language plpgsql
   set enable_seqscan = off
@@ -19,16 +19,16 @@ begin
   if cardinality(attempts) is distinct from cardinality(counts)
     or cardinality(attempts) <> (select count(distinct u.id) from unnest(attempts) as u (id))
   then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       'attempts must be different numbers, with a count for each in counts'
     );
   end if;
   v_found := (
     select coalesce(sum(f.n), 0)::bigint
     from unnest(attempts, counts) as u (id, expected)
-    join messages.load_attempt as t on t.id = u.id and t.load = _check_staged.load
+    join notifyq.load_attempt as t on t.id = u.id and t.load = check_staged.load
     cross join lateral (
-      select count(*) as n from messages.load_row as r where r.attempt = u.id
+      select count(*) as n from notifyq.load_row as r where r.attempt = u.id
     ) as f
     where f.n = u.expected
   );
@@ -46,7 +46,7 @@ $$;
 
 -- One after the other in the order of the attempts: of equal options those that follow each other
 -- are one publication.
-create or replace function messages._publish_staged_events(stream text, attempts bigint[])
+create or replace function notifyq.publish_staged_events(stream text, attempts bigint[])
   returns bigint
   language plpgsql
   set enable_seqscan = off
@@ -65,7 +65,7 @@ begin
       v_to := (
         select max(c.position)
         from (
-          select r.position from messages.load_row as r
+          select r.position from notifyq.load_row as r
           where r.attempt = v_attempt and r.position > v_last
           order by r.position
           limit 10000
@@ -87,20 +87,20 @@ begin
               ((r.type, r.headers) is distinct from (
                 lag(r.type) over along, lag(r.headers) over along
               ))::integer as is_first
-            from messages.load_row as r
+            from notifyq.load_row as r
             where r.attempt = v_attempt
               and r.position > v_last
               and r.position <= v_to
-              and r.queue = _publish_staged_events.stream
+              and r.queue = publish_staged_events.stream
             window along as (order by r.position)
           ) as c
         ) as s
         group by s.number
         order by s.number
       loop
-        perform messages._check_plain(0, v_run.is_more, false, null) where v_run.is_more;
+        perform notifyq.check_plain(0, v_run.is_more, false, null) where v_run.is_more;
         v_published := v_published + cardinality(
-          messages._publish_events(
+          notifyq.publish_events(
             stream, v_run.messages, v_run.keys, v_run.type, v_run.headers::jsonb
           )
         );
@@ -115,7 +115,7 @@ $$;
 -- Publish staged: the rows of a load become messages and events.
 
 -- One statement for all, so that each queue has one bell.
-create or replace function messages._publish_staged(attempts bigint[])
+create or replace function notifyq.publish_staged(attempts bigint[])
   returns bigint
   language plpgsql
   set enable_seqscan = off
@@ -140,11 +140,11 @@ begin
   into v_targets, v_with_keys
   from (
     select r.queue, bool_or(r.dedup_key is not null) as has_keys
-    from unnest(_publish_staged.attempts) as u (id)
-    join messages.load_row as r on r.attempt = u.id
+    from unnest(publish_staged.attempts) as u (id)
+    join notifyq.load_row as r on r.attempt = u.id
     group by r.queue
   ) as t;
-  perform messages._check_target(u.queue) from unnest(v_targets) as u (queue);
+  perform notifyq.check_target(u.queue) from unnest(v_targets) as u (queue);
   v_streams := array(
     select s.name from messages.stream as s where s.name = any (v_targets) order by s.name
   );
@@ -158,7 +158,7 @@ begin
     where u.queue <> all (v_streams || v_volatile || coalesce(v_with_keys, '{}'))
   );
   foreach v_queue in array v_streams loop
-    v_published := v_published + messages._publish_staged_events(v_queue, attempts);
+    v_published := v_published + notifyq.publish_staged_events(v_queue, attempts);
   end loop;
   -- The nested loop gives them in their order, without a sort.
   insert into messages.message as m
@@ -171,7 +171,7 @@ begin
     r.type, coalesce(r.headers::jsonb, '{}'), r.key, r.max_attempts
   from unnest(attempts) as u (id)
   cross join lateral (
-    select s.* from messages.load_row as s
+    select s.* from notifyq.load_row as s
     where s.attempt = u.id and s.queue = any (v_plain)
     order by s.position
   ) as r
@@ -188,7 +188,7 @@ begin
     ),
     r.type, coalesce(r.headers::jsonb, '{}'), r.dedup_key, r.key, r.max_attempts
   from unnest(attempts) with ordinality as u (id, number)
-  join messages.load_row as r on r.attempt = u.id
+  join notifyq.load_row as r on r.attempt = u.id
   where v_with_keys is not null
     and r.queue = any (v_with_keys)
     and r.queue <> all (v_streams || v_volatile)
@@ -196,7 +196,7 @@ begin
   on conflict (queue, dedup_key) where dedup_key is not null do nothing;
   get diagnostics v_rows = row_count;
   v_published := v_published + v_rows;
-  insert into messages.message_volatile as m
+  insert into notifyq.message_volatile as m
     (id, queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts)
   select
     nextval('messages.message_id_seq'), o.*
@@ -208,7 +208,7 @@ begin
       ),
       r.type, coalesce(r.headers::jsonb, '{}'), r.dedup_key, r.key, r.max_attempts
     from unnest(attempts) with ordinality as u (id, number)
-    join messages.load_row as r on r.attempt = u.id
+    join notifyq.load_row as r on r.attempt = u.id
     where v_volatile <> '{}'
       and r.queue = any (v_volatile)
     order by r.queue, r.dedup_key, u.number, r.position

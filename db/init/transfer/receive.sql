@@ -7,7 +7,7 @@ create or replace function messages.receive(source text, messages jsonb)
   returns messages.receipt_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
@@ -20,18 +20,18 @@ declare
   v_report messages.receipt_report := row(0, 0, 0);
 begin
   if receive.source is null or receive.source = '' then
-    perform messages._invalid('source must not be empty', 'name where the messages come from');
+    perform notifyq.raise_invalid('source must not be empty', 'name where the messages come from');
   end if;
   if jsonb_typeof(receive.messages) is distinct from 'array' then
-    perform messages._invalid('messages must be an array of objects');
+    perform notifyq.raise_invalid('messages must be an array of objects');
   end if;
   if jsonb_path_exists(receive.messages, '$[*] ? (!exists(@.place) || !exists(@.queue))') then
-    perform messages._invalid('each message must have a place and a queue');
+    perform notifyq.raise_invalid('each message must have a place and a queue');
   end if;
   -- First, and in one order: whoever sends the same at the same time waits here for the end of this
   -- transaction, and knows by then what it has received.
   with fresh as (
-    insert into messages.relay_receipt (source, place)
+    insert into notifyq.relay_receipt (source, place)
     select distinct receive.source, s.place
     from jsonb_to_recordset(receive.messages) as s (place text)
     order by s.place
@@ -71,7 +71,7 @@ begin
       key => v_sent.key,
       max_attempts => v_sent.max_attempts
     );
-    update messages.relay_receipt as r
+    update notifyq.relay_receipt as r
     set message_id = v_id
     where r.source = receive.source
       and r.place = v_sent.place;
@@ -96,7 +96,7 @@ comment on function messages.receive(text, jsonb) is
   'raises; then nothing was received.';
 
 -- Publish a message that has its receipt already; returns 1 if a live one has its dedup_key.
-create or replace function messages._receive_one(
+create or replace function notifyq.receive_one(
   source text,
   place text,
   queue text,
@@ -117,68 +117,68 @@ declare
   v_is_there boolean := false;
   v_id bigint;
 begin
-  if exists (select from messages.stream as s where s.name = _receive_one.queue) then
+  if exists (select from messages.stream as s where s.name = receive_one.queue) then
     v_id := messages.publish(
-      queue => _receive_one.queue, message => _receive_one.message, type => _receive_one.type,
-      headers => _receive_one.headers, key => _receive_one.key
+      queue => receive_one.queue, message => receive_one.message, type => receive_one.type,
+      headers => receive_one.headers, key => receive_one.key
     );
   else
     v_is_there := dedup_key is not null and exists (
       select from messages.message as m
-      where m.queue = _receive_one.queue and m.dedup_key = _receive_one.dedup_key
+      where m.queue = receive_one.queue and m.dedup_key = receive_one.dedup_key
     );
     v_id := messages.publish(
-      queue => _receive_one.queue, message => _receive_one.message,
-      priority => _receive_one.priority, type => _receive_one.type,
-      headers => _receive_one.headers, dedup_key => _receive_one.dedup_key,
-      key => _receive_one.key, max_attempts => _receive_one.max_attempts,
-      dedup_scope => _receive_one.dedup_scope
+      queue => receive_one.queue, message => receive_one.message,
+      priority => receive_one.priority, type => receive_one.type,
+      headers => receive_one.headers, dedup_key => receive_one.dedup_key,
+      key => receive_one.key, max_attempts => receive_one.max_attempts,
+      dedup_scope => receive_one.dedup_scope
     );
   end if;
-  update messages.relay_receipt as r
+  update notifyq.relay_receipt as r
   set message_id = v_id
-  where r.source = _receive_one.source
-    and r.place = _receive_one.place;
+  where r.source = receive_one.source
+    and r.place = receive_one.place;
   return v_is_there::integer;
 end;
 $$;
 
 -- Receipts and marks that are of no more use.
-create or replace function messages._forget_receipts(quantity integer)
+create or replace function notifyq.forget_receipts(quantity integer)
   returns void
   language plpgsql
   set enable_seqscan = off
   set jit = off
 as $$
 begin
-  delete from messages.relay_receipt as r
+  delete from notifyq.relay_receipt as r
   where (r.source, r.place) in (
     select o.source, o.place
-    from messages.relay_receipt as o
+    from notifyq.relay_receipt as o
     where o.forget_at < now()
     order by o.forget_at
-    limit _forget_receipts.quantity
+    limit forget_receipts.quantity
     for update skip locked
   );
   -- Relays beside one another note theirs in no order: so the latest one alone would not do.
-  delete from messages.relay_mark as k
+  delete from notifyq.relay_mark as k
   where (k.target, k.source, k.place) in (
     select o.target, o.source, o.place
     from (
       select m.target, m.source, m.place, m.noted_at,
         row_number() over (partition by m.target, m.source order by m.noted_at desc) as nth
-      from messages.relay_mark as m
+      from notifyq.relay_mark as m
     ) as o
     where o.nth > 20
       and o.noted_at < now() - interval '1 minute'
-    limit _forget_receipts.quantity
+    limit forget_receipts.quantity
   );
 end;
 $$;
 
 -- Receive many: what a relay brings, each message once, a batch in one statement.
 
-create or replace function messages._check_receipts(source text, places text[])
+create or replace function notifyq.check_receipts(source text, places text[])
   returns void
   language plpgsql
   stable
@@ -190,7 +190,7 @@ declare
     select u.place
     from unnest(places) as u (place)
     where not exists (
-      select from messages.relay_receipt as r where r.source = _check_receipts.source
+      select from notifyq.relay_receipt as r where r.source = check_receipts.source
         and r.place = u.place
     )
     limit 1
@@ -209,7 +209,7 @@ begin
 end;
 $$;
 
-create or replace function messages.receive_many(
+create or replace function notifyq.receive_many(
   source text,
   places text[],
   queues text[],
@@ -224,16 +224,16 @@ create or replace function messages.receive_many(
   after text[] default null,
   remember interval default '90 days'
 )
-  returns messages.relay_report
+  returns notifyq.relay_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set jit = off
 as $$
 #variable_conflict use_column
 declare
-  v_report messages.relay_report := row('{}'::bigint[], 0, 0);
+  v_report notifyq.relay_report := row('{}'::bigint[], 0, 0);
   v_sent integer := cardinality(receive_many.places);
   v_drawn bigint[];
   v_ids bigint[];
@@ -243,9 +243,9 @@ declare
   v_others text[];
 begin
   if receive_many.source is null or receive_many.source = '' then
-    perform messages._invalid('source must not be empty', 'name where the messages come from');
+    perform notifyq.raise_invalid('source must not be empty', 'name where the messages come from');
   end if;
-  perform messages._check_positive('remember', receive_many.remember);
+  perform notifyq.check_positive('remember', receive_many.remember);
   if exists (
     select from unnest(array[
       cardinality(receive_many.queues), cardinality(receive_many.messages),
@@ -256,12 +256,12 @@ begin
     ]) as u (length)
     where u.length is distinct from v_sent
   ) then
-    perform messages._invalid('all arrays must have the same length');
+    perform notifyq.raise_invalid('all arrays must have the same length');
   end if;
   if v_sent > (select count(distinct u.place) from unnest(receive_many.places) as u (place)) then
-    perform messages._invalid('a place is null, or there twice');
+    perform notifyq.raise_invalid('a place is null, or there twice');
   end if;
-  perform messages._check_receipts(receive_many.source, receive_many.after);
+  perform notifyq.check_receipts(receive_many.source, receive_many.after);
   if v_sent = 0 then
     return v_report;
   end if;
@@ -271,7 +271,7 @@ begin
     select q.name from messages.queue as q
     where not q.durable and q.name = any (receive_many.queues)
   );
-  perform messages._queue(u.name)
+  perform notifyq.find_queue(u.name)
   from unnest(receive_many.queues) as u (name)
   where u.name <> all (v_others)
   group by u.name;
@@ -283,7 +283,7 @@ begin
   -- First: whoever sends the same at the same time waits here for the end of this transaction, and
   -- knows by then what it has received.
   with noted as (
-    insert into messages.relay_receipt as r (source, place, message_id, forget_at)
+    insert into notifyq.relay_receipt as r (source, place, message_id, forget_at)
     select receive_many.source, u.place, u.id, clock_timestamp() + receive_many.remember
     from unnest(receive_many.places, v_drawn) with ordinality as u (place, id, position)
     order by u.position
@@ -323,7 +323,7 @@ begin
         and (v_are_new or u.id = any (v_ids))
       order by u.position
     loop
-      v_report.merged := v_report.merged + messages._receive_one(
+      v_report.merged := v_report.merged + notifyq.receive_one(
         receive_many.source, v_one.place, v_one.queue, v_one.message, v_one.priority, v_one.type,
         v_one.headers, v_one.key, v_one.dedup_key, v_one.dedup_scope, v_one.max_attempts
       );
@@ -335,14 +335,14 @@ begin
   v_report.ids := array(
     select r.message_id
     from unnest(receive_many.places) with ordinality as u (place, position)
-    left join messages.relay_receipt as r on r.source = receive_many.source and r.place = u.place
+    left join notifyq.relay_receipt as r on r.source = receive_many.source and r.place = u.place
     order by u.position
   );
   v_report.known := v_sent - cardinality(v_ids);
   return v_report;
 end;
 $$;
-comment on function messages.receive_many(
+comment on function notifyq.receive_many(
   text, text[], text[], jsonb[], integer[], text[], jsonb[], text[], text[], text[], integer[],
   text[], interval
 ) is

@@ -7,48 +7,48 @@
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
-create or replace function messages._relay_self()
+create or replace function notifyq.own_relay()
   returns uuid
   language plpgsql
 as $$
 begin
-  if not exists (select from messages.relay_self) then
-    insert into messages.relay_self default values on conflict do nothing;
+  if not exists (select from notifyq.relay_self) then
+    insert into notifyq.relay_self default values on conflict do nothing;
   end if;
-  return (select s.name from messages.relay_self as s);
+  return (select s.name from notifyq.relay_self as s);
 end;
 $$;
 
-create or replace function messages.relay_source()
+create or replace function notifyq.relay_source()
   returns text
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return messages._relay_self()::text;
+  return notifyq.own_relay()::text;
 end;
 $$;
-comment on function messages.relay_source() is
+comment on function notifyq.relay_source() is
   'The name under which the receipts for messages of this database are kept elsewhere. It stays '
   'the same through dump and restore. Who knows it could forge receipts: so it is for workers '
   'only.';
 
-create or replace function messages.relay_target()
+create or replace function notifyq.relay_target()
   returns text
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return md5(messages._relay_self()::text);
+  return md5(notifyq.own_relay()::text);
 end;
 $$;
-comment on function messages.relay_target() is
+comment on function notifyq.relay_target() is
   'The name under which other databases keep what this one has received last; see relay_marks(). '
   'It stays the same through dump and restore.';
 
-create or replace function messages.relay_claim(
+create or replace function notifyq.relay_claim(
   queues text[],
   quantity integer,
   lock_timeout interval,
@@ -59,7 +59,7 @@ create or replace function messages.relay_claim(
   returns setof messages.message
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -67,7 +67,7 @@ as $$
 declare
   v_message messages.message;
 begin
-  perform messages._check_given('queues', relay_claim.queues is not null);
+  perform notifyq.check_given('queues', relay_claim.queues is not null);
   for v_message in
     select c.*
     from messages.claim(
@@ -84,11 +84,11 @@ begin
   end loop;
 end;
 $$;
-comment on function messages.relay_claim(text[], integer, interval, text, jsonpath, boolean) is
+comment on function notifyq.relay_claim(text[], integer, interval, text, jsonpath, boolean) is
   'Claim as claim() does, for a relay: one that dies again and again uses up no attempts that a '
   'message, its queue or its handler allows. Raises NQ001 and NQ007 as claim() does.';
 
-create or replace function messages.relay_finish(
+create or replace function notifyq.relay_finish(
   target text,
   source text,
   place text,
@@ -102,7 +102,7 @@ create or replace function messages.relay_finish(
   returns setof bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set jit = off
@@ -111,7 +111,7 @@ declare
   v_ids bigint[];
 begin
   if relay_finish.place is not null then
-    insert into messages.relay_mark as k (target, source, place)
+    insert into notifyq.relay_mark as k (target, source, place)
     values (relay_finish.target, relay_finish.source, relay_finish.place)
     on conflict on constraint relay_mark_target_source_place_pk
     do update set noted_at = excluded.noted_at;
@@ -137,48 +137,48 @@ begin
   ) as f (id);
 end;
 $$;
-comment on function messages.relay_finish(
+comment on function notifyq.relay_finish(
   text, text, text, bigint[], bigint[], bigint[], messages.message_status[], text[], jsonb[]
 ) is
   'Finish messages that a target has received, as finish_many() does, and note that it has: place '
   'is the receipt of the last one, null if there is none. created has the instants when they were '
   'made, in microseconds since 1970. Returns the ids that were still held.';
 
-create or replace function messages.relay_marks(target text, source text, within interval)
+create or replace function notifyq.relay_marks(target text, source text, within interval)
   returns setof text
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform messages._check_duration('within', relay_marks.within);
+  perform notifyq.check_duration('within', relay_marks.within);
   return query
   select k.place
-  from messages.relay_mark as k
+  from notifyq.relay_mark as k
   where k.target = relay_marks.target
     and k.source = relay_marks.source
     and k.noted_at > now() - relay_marks.within;
 end;
 $$;
-comment on function messages.relay_marks(text, text, interval) is
+comment on function notifyq.relay_marks(text, text, interval) is
   'The places of messages that the target has received last, not longer ago than within: it must '
   'have their receipts, else it was restored to a state before.';
 
-create or replace function messages.relay_forget(target text)
+create or replace function notifyq.relay_forget(target text)
   returns bigint
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_count bigint;
 begin
-  delete from messages.relay_mark as k where k.target = relay_forget.target;
+  delete from notifyq.relay_mark as k where k.target = relay_forget.target;
   get diagnostics v_count = row_count;
   return v_count;
 end;
 $$;
-comment on function messages.relay_forget(text) is
+comment on function notifyq.relay_forget(text) is
   'Forget what the target has received last, as it was restored and is taken as it is. Returns how '
   'many marks there were.';

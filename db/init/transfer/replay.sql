@@ -4,25 +4,25 @@
 -- not found, NQ035 not begun, or by another role, NQ036 rows are missing, NQ037 closed, or into
 -- another target, NQ037 closed, and what a publication raises
 
-create or replace function messages.begin_replay(name text, target text default null)
-  returns messages.replay_report
+create or replace function notifyq.begin_replay(name text, target text default null)
+  returns notifyq.replay_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  v_replay messages.replay;
+  v_replay notifyq.replay;
 begin
   if begin_replay.name is null or octet_length(begin_replay.name) not between 1 and 190 then
-    perform messages._invalid('the name of a replay must have 1 to 190 bytes');
+    perform notifyq.raise_invalid('the name of a replay must have 1 to 190 bytes');
   end if;
-  perform messages._check_target(begin_replay.target) where begin_replay.target is not null;
-  insert into messages.replay (name, owner, target)
-  values (begin_replay.name, messages._caller(), begin_replay.target)
+  perform notifyq.check_target(begin_replay.target) where begin_replay.target is not null;
+  insert into notifyq.replay (name, owner, target)
+  values (begin_replay.name, notifyq.calling_role(), begin_replay.target)
   on conflict on constraint replay_name_uq do nothing;
-  select p.* into v_replay from messages.replay as p where p.name = begin_replay.name for update;
-  perform messages._check_load_owner('replay', v_replay.name, v_replay.owner);
+  select p.* into v_replay from notifyq.replay as p where p.name = begin_replay.name for update;
+  perform notifyq.check_load_owner('replay', v_replay.name, v_replay.owner);
   if v_replay.is_closed or v_replay.target is distinct from begin_replay.target then
     raise exception using
       errcode = 'NQ037',
@@ -36,26 +36,26 @@ begin
       end,
       hint = 'take another name';
   end if;
-  update messages.replay as p set used_at = clock_timestamp() where p.id = v_replay.id;
+  update notifyq.replay as p set used_at = clock_timestamp() where p.id = v_replay.id;
   -- Its rows are staged as those of a load.
-  perform messages.begin_load('replay ' || v_replay.name);
-  return (0, 0, v_replay.published, v_replay.due_at, null, null)::messages.replay_report;
+  perform notifyq.begin_load('replay ' || v_replay.name);
+  return (0, 0, v_replay.published, v_replay.due_at, null, null)::notifyq.replay_report;
 end;
 $$;
-comment on function messages.begin_replay(text, text) is
+comment on function notifyq.begin_replay(text, text) is
   'Begin a replay, or go on with one, into a queue or stream; null: each message into the queue '
   'that it was of. What it has published it knows until 30 days after its last use; then it is '
   'closed. Raises NQ001 for an unknown target, NQ035 for the replay of another role, and NQ037 '
   'for one that is closed or has another target.';
 
 -- Publish the staged rows that this replay has not published yet.
-create or replace function messages._replay_staged(
+create or replace function notifyq.replay_staged(
   name text,
   attempt bigint,
   rate double precision,
   redrive boolean
 )
-  returns messages.replay_report
+  returns notifyq.replay_report
   language plpgsql
   set enable_seqscan = off
   set enable_nestloop = on
@@ -63,49 +63,49 @@ create or replace function messages._replay_staged(
 as $$
 #variable_conflict use_column
 declare
-  v_replay messages.replay;
+  v_replay notifyq.replay;
   v_rows bigint := (
-    select count(*) from messages.load_row as r where r.attempt = _replay_staged.attempt
+    select count(*) from notifyq.load_row as r where r.attempt = replay_staged.attempt
   );
   v_before bigint;
   v_due timestamptz;
   v_published bigint;
 begin
   select p.* into v_replay
-  from messages.replay as p
-  where p.name = _replay_staged.name
+  from notifyq.replay as p
+  where p.name = replay_staged.name
   for update;
   if not found then
     raise exception using
       errcode = 'NQ035',
-      message = format('replay %L was not begun', _replay_staged.name),
-      hint = 'messages.begin_replay() begins it';
+      message = format('replay %L was not begun', replay_staged.name),
+      hint = 'notifyq.begin_replay() begins it';
   end if;
-  perform messages._check_load_owner('replay', v_replay.name, v_replay.owner);
+  perform notifyq.check_load_owner('replay', v_replay.name, v_replay.owner);
   if rate not between 1e-9 and 1e9 then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('rate must be between 1e-9 and 1e9 a second, not %s', rate)
     );
   end if;
   if redrive and v_replay.target is not null then
-    perform messages._invalid(
+    perform notifyq.raise_invalid(
       format('replay %L publishes into %L', v_replay.name, v_replay.target),
       'only into the queues that messages were of are they published again in their place'
     );
   end if;
   if redrive then
     -- As redrive() does: none of these may be published again by another session meanwhile.
-    lock table messages.redrive in share row exclusive mode;
-    delete from messages.load_row as r
-    using messages.redrive as d
-    where r.attempt = _replay_staged.attempt
+    lock table notifyq.redrive in share row exclusive mode;
+    delete from notifyq.load_row as r
+    using notifyq.redrive as d
+    where r.attempt = replay_staged.attempt
       and d.archive_id = r.origin_id;
   end if;
   with fresh as (
-    insert into messages.replayed (replay, archive_id)
+    insert into notifyq.replayed (replay, archive_id)
     select v_replay.id, r.origin_id
-    from messages.load_row as r
-    where r.attempt = _replay_staged.attempt
+    from notifyq.load_row as r
+    where r.attempt = replay_staged.attempt
     group by r.origin_id
     order by r.origin_id
     on conflict on constraint replayed_replay_archive_id_pk do nothing
@@ -113,51 +113,51 @@ begin
   ),
   chosen as (
     select distinct on (r.origin_id) r.position
-    from messages.load_row as r
+    from notifyq.load_row as r
     join fresh as f on f.archive_id = r.origin_id
-    where r.attempt = _replay_staged.attempt
+    where r.attempt = replay_staged.attempt
     order by r.origin_id, r.position
   )
-  delete from messages.load_row as r
-  where r.attempt = _replay_staged.attempt
+  delete from notifyq.load_row as r
+  where r.attempt = replay_staged.attempt
     and r.position not in (select c.position from chosen as c);
   if rate is not null then
     -- On from where the last step has come, so that steps together keep the rate as well.
     v_due := greatest(v_replay.due_at, clock_timestamp());
     with paced as (
-      update messages.load_row as r
+      update notifyq.load_row as r
       set available_at = least(
         v_due + make_interval(secs => least(o.number / rate, 31557600000)),
         '9999-12-31 00:00:00+00'
       )
       from (
         select s.position, row_number() over (order by s.position) as number
-        from messages.load_row as s
-        where s.attempt = _replay_staged.attempt
+        from notifyq.load_row as s
+        where s.attempt = replay_staged.attempt
       ) as o
-      where r.attempt = _replay_staged.attempt
+      where r.attempt = replay_staged.attempt
         and r.position = o.position
       returning r.available_at
     )
     select coalesce(max(p.available_at), v_replay.due_at) into v_due from paced as p;
   end if;
   v_before := nextval('messages.message_id_seq');
-  v_published := messages._publish_staged(array[attempt]);
+  v_published := notifyq.publish_staged(array[attempt]);
   if redrive then
-    insert into messages.redrive (archive_id, message_id)
+    insert into notifyq.redrive (archive_id, message_id)
     select (m.headers ->> 'replay_of')::bigint, m.id
     from messages.message as m
     where m.id > v_before
       and m.headers ->> 'replay' = v_replay.name
       and m.headers ->> 'replay_of' in (
-        select r.origin_id::text from messages.load_row as r
-        where r.attempt = _replay_staged.attempt
+        select r.origin_id::text from notifyq.load_row as r
+        where r.attempt = replay_staged.attempt
       )
     order by 1
     on conflict on constraint redrive_archive_id_pk do nothing;
   end if;
-  delete from messages.load_attempt as t where t.id = attempt;
-  update messages.replay as p
+  delete from notifyq.load_attempt as t where t.id = attempt;
+  update notifyq.replay as p
   set used_at = clock_timestamp(),
     due_at = coalesce(v_due, p.due_at),
     published = p.published + v_published
@@ -165,28 +165,28 @@ begin
   returning p.* into v_replay;
   return (
     v_published, v_rows - v_published, v_replay.published, v_replay.due_at, null, null
-  )::messages.replay_report;
+  )::notifyq.replay_report;
 end;
 $$;
 
-create or replace function messages.replay_rows(
+create or replace function notifyq.replay_rows(
   name text,
   attempt bigint,
   count bigint,
   rate double precision default null,
   redrive boolean default false
 )
-  returns messages.replay_report
+  returns notifyq.replay_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform messages._check_staged('replay ' || name, array[attempt], array[count]);
-  return messages._replay_staged(name, attempt, rate, redrive);
+  perform notifyq.check_staged('replay ' || name, array[attempt], array[count]);
+  return notifyq.replay_staged(name, attempt, rate, redrive);
 end;
 $$;
-comment on function messages.replay_rows(text, bigint, bigint, double precision, boolean) is
+comment on function notifyq.replay_rows(text, bigint, bigint, double precision, boolean) is
   'Publish what was staged under this number as rows of a load named ''replay '' and the name, '
   'each with the id of an archived message as origin_id: those that the replay has not published '
   'yet. rate: that many a second are due, on from the last that it has published; null: all at '
@@ -196,7 +196,7 @@ comment on function messages.replay_rows(text, bigint, bigint, double precision,
 
 -- Replay the archive: what of it is published again, without a lake.
 
-create or replace function messages.replay_archive(
+create or replace function notifyq.replay_archive(
   name text,
   quantity integer default 10000,
   after_id bigint default 0,
@@ -209,10 +209,10 @@ create or replace function messages.replay_archive(
   rate double precision default null,
   redrive boolean default false
 )
-  returns messages.replay_report
+  returns notifyq.replay_report
   language plpgsql
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
   set enable_bitmapscan = off
   set enable_sort = off
@@ -220,14 +220,14 @@ create or replace function messages.replay_archive(
 as $$
 #variable_conflict use_column
 declare
-  v_attempt bigint := messages.begin_attempt('replay ' || replay_archive.name);
-  v_target text := (select p.target from messages.replay as p where p.name = replay_archive.name);
+  v_attempt bigint := notifyq.begin_attempt('replay ' || replay_archive.name);
+  v_target text := (select p.target from notifyq.replay as p where p.name = replay_archive.name);
   v_last bigint;
-  v_report messages.replay_report;
+  v_report notifyq.replay_report;
 begin
-  perform messages._check_quantity(replay_archive.quantity, 100000);
+  perform notifyq.check_quantity(replay_archive.quantity, 100000);
   with staged as (
-    insert into messages.load_row as r (
+    insert into notifyq.load_row as r (
       attempt, position, origin_id, queue, message, type, key, priority, max_attempts, headers
     )
     select v_attempt, a.id, a.id, coalesce(v_target, a.queue), a.message::text, a.type, a.key,
@@ -252,14 +252,14 @@ begin
     returning r.position
   )
   select max(s.position) into v_last from staged as s;
-  v_report := messages._replay_staged(
+  v_report := notifyq.replay_staged(
     replay_archive.name, v_attempt, replay_archive.rate, replay_archive.redrive
   );
   v_report.last_id := v_last;
   return v_report;
 end;
 $$;
-comment on function messages.replay_archive(
+comment on function notifyq.replay_archive(
   text, integer, bigint, text, messages.message_status[], text, timestamptz, timestamptz, jsonb,
   double precision, boolean
 ) is
@@ -270,7 +270,7 @@ comment on function messages.replay_archive(
   'and redrive are those of replay_rows(). Dead events go into another queue or stream only. '
   'Raises NQ035 and NQ037 as begin_replay() does, which comes first.';
 
-create or replace function messages.replay_counts(
+create or replace function notifyq.replay_counts(
   name text,
   queue text default null,
   statuses messages.message_status[] default null,
@@ -280,27 +280,27 @@ create or replace function messages.replay_counts(
   match jsonb default null,
   redrive boolean default false
 )
-  returns setof messages.replay_count
+  returns setof notifyq.replay_count
   language plpgsql
   stable
   security definer
-  set search_path = pg_catalog, messages, pg_temp
+  set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
 #variable_conflict use_column
 declare
-  v_replay messages.replay;
+  v_replay notifyq.replay;
 begin
-  select p.* into v_replay from messages.replay as p where p.name = replay_counts.name;
+  select p.* into v_replay from notifyq.replay as p where p.name = replay_counts.name;
   return query
   select a.queue, a.type, a.status, a.archived_at::date, count(*),
     count(*) filter (
       where exists (
-        select from messages.replayed as d
+        select from notifyq.replayed as d
         where d.replay = v_replay.id and d.archive_id = a.id
       )
       or replay_counts.redrive and exists (
-        select from messages.redrive as r where r.archive_id = a.id
+        select from notifyq.redrive as r where r.archive_id = a.id
       )
     )
   from messages.message_archive as a
@@ -315,14 +315,14 @@ begin
   order by 4, 1, 2, 3;
 end;
 $$;
-comment on function messages.replay_counts(
+comment on function notifyq.replay_counts(
   text, text, messages.message_status[], text, timestamptz, timestamptz, jsonb, boolean
 ) is
   'What replay_archive() would publish under these conditions, by queue, type, status and day (of '
   'UTC): messages, and how many of these are known, as they were published already.';
 
 -- Names that nobody has used for long, and which messages a replay has published.
-create or replace function messages._forget_loads(quantity bigint)
+create or replace function notifyq.forget_loads(quantity bigint)
   returns void
   language plpgsql
   set jit = off
@@ -330,20 +330,20 @@ as $$
 declare
   v_year timestamptz := clock_timestamp() - interval '400 days';
 begin
-  delete from messages.load as l where l.used_at < v_year;
-  update messages.replay as p
+  delete from notifyq.load as l where l.used_at < v_year;
+  update notifyq.replay as p
   set is_closed = true
   where p.used_at < clock_timestamp() - interval '30 days'
     and not p.is_closed;
-  delete from messages.replayed as d
+  delete from notifyq.replayed as d
   where (d.replay, d.archive_id) in (
     select o.replay, o.archive_id
-    from messages.replayed as o
-    join messages.replay as p on p.id = o.replay and p.is_closed
-    limit _forget_loads.quantity
+    from notifyq.replayed as o
+    join notifyq.replay as p on p.id = o.replay and p.is_closed
+    limit forget_loads.quantity
   );
-  delete from messages.replay as p
+  delete from notifyq.replay as p
   where p.used_at < v_year
-    and not exists (select from messages.replayed as d where d.replay = p.id);
+    and not exists (select from notifyq.replayed as d where d.replay = p.id);
 end;
 $$;

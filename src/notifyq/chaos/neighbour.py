@@ -57,7 +57,7 @@ async def attended(dsn: str) -> AsyncIterator[None]:
     """Attend the queue, as a worker under load does, so that publishers need not ring."""
     session = await connect(dsn, name="neighbour")
     try:
-        await session.fetchval("select messages.attend($1)", _QUEUE)
+        await session.fetchval("select notifyq.suppress($1)", _QUEUE)
         yield
     finally:
         session.terminate()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _WORKERS = {"NOTIFYQ_RETRY_FOR": "2m", "NOTIFYQ_GRACE": "5s"}
 """Variables of the workers' environment, unless a fault has others."""
-_EMPTY = "truncate messages.message, messages.message_archive, messages.redrive"
+_EMPTY = "truncate messages.message, messages.message_archive, notifyq.redrive"
 
 
 class Run:

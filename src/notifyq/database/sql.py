@@ -9,7 +9,7 @@ SCHEMA_VERSION = 1
 """The version of the schema that these calls need."""
 
 VERSION = "select messages.version()"
-VERSIONS = "select messages.version() as version, messages.serves() as serves"
+VERSIONS = "select messages.version() as version, notifyq.oldest_client() as serves"
 
 # JSON goes over as text: a caller's connection may have a codec of its own for jsonb.
 PUBLISH = """
@@ -52,16 +52,16 @@ select * from messages.retry_many(
   statuses => $5::messages.message_status[], error_types => $6, errors => $7, tracebacks => $8,
   give_ups => $9)
 """
-ATTEND = "select messages.attend(queue => $1, eager => false)"
-UNATTEND = "select messages.unattend(queues => $1)::text"
-SETTLED = "select messages.settled(number => $1::text::xid8)"
-WATCH = "select messages.watch(queues => $1)"
-UNWATCH = "select messages.unwatch(queues => $1, held => $2)"
-NEXT_DUE = "select messages.next_due(queues => $1, since => $2)"
-DRY_FOR = "select messages.token_in(queues => $1, since => $2)"
-SUMMON = "select messages.summon(queues => $1, always => $2)"
+ATTEND = "select notifyq.suppress(queue => $1, eager => false)"
+UNATTEND = "select notifyq.unsuppress(queues => $1)::text"
+SETTLED = "select notifyq.is_transaction_over(number => $1::text::xid8)"
+WATCH = "select notifyq.take_wake_slots(queues => $1)"
+UNWATCH = "select notifyq.leave_wake_slots(queues => $1, held => $2)"
+NEXT_DUE = "select notifyq.next_due(queues => $1, since => $2)"
+DRY_FOR = "select notifyq.rate_limit_wait(queues => $1, since => $2)"
+SUMMON = "select notifyq.wake_all(queues => $1, always => $2)"
 RELEASE_MANY = "select messages.release_many(ids => $1, lock_tokens => $2)"
-RELEASE_ORPHANS = "select messages.release_orphans(worker => $1, known => $2)"
+RELEASE_ORPHANS = "select notifyq.release_orphans(worker => $1, known => $2)"
 EXTEND_MANY = "select messages.extend_many(ids => $1, lock_tokens => $2, lock_timeout => $3)"
 CANCEL = "select messages.cancel(id => $1)"
 
@@ -100,8 +100,8 @@ select messages.schedule(
   overlap => $12, backfill => $13, grace => $14)
 """
 UNSCHEDULE = "select messages.unschedule(name => $1)"
-ENABLE_SCHEDULE = "select messages.enable_schedule(name => $1)"
-DISABLE_SCHEDULE = "select messages.disable_schedule(name => $1)"
+ENABLE_SCHEDULE = "select messages.resume_schedule(name => $1)"
+DISABLE_SCHEDULE = "select messages.pause_schedule(name => $1)"
 RUN_SCHEDULE = "select messages.run_schedule(name => $1)"
 SCHEDULE_INFO = "select * from messages.schedule_info(name => $1)"
 CRON_NEXT = "select messages.cron_next(cron => $1, timezone => $2, later_than => $3)"
@@ -110,16 +110,16 @@ CRON_NEXT = "select messages.cron_next(cron => $1, timezone => $2, later_than =>
 # is due by a schedule need not wait until another session has done with the upkeep; the left side
 # of a join without a condition comes first.
 MAINTAIN = """
-select messages.version() as version, messages.serves() as serves, f.fired,
-  messages.next_schedule() as next_schedule, m.*
-from messages.fire_schedules() as f (fired)
+select messages.version() as version, notifyq.oldest_client() as serves, f.fired,
+  notifyq.next_schedule() as next_schedule, m.*
+from notifyq.fire_schedules() as f (fired)
 left join messages.maintain() as m on true
 """
 FIRE_SCHEDULES = """
-select f.fired, messages.next_schedule() as next_schedule
-from messages.fire_schedules() as f (fired)
+select f.fired, notifyq.next_schedule() as next_schedule
+from notifyq.fire_schedules() as f (fired)
 """
-DIAGNOSE = "select * from messages.diagnose()"
+DIAGNOSE = "select * from notifyq.diagnose()"
 
 MESSAGE_LIST = """
 select * from messages.message_list(
@@ -158,19 +158,19 @@ where a.pid = $1
 """
 RUN_BROKER = "call messages.run_broker(idle => interval '0')"
 KEEP_PLACE = "select pg_try_advisory_lock(hashtextextended(session_user, 7305427011))"
-WANT_BROKER = "select messages.want_broker(role => session_user, wanted => true)"
+WANT_BROKER = "select notifyq.want_broker(role => session_user, wanted => true)"
 BROKER_OF = "select session_user::text as role, current_database()::text as database"
 BROKER_STATUS = "select * from messages.status_broker()"
 STOP_BROKER = "select messages.stop_broker(patience => $1)"
 NUMBER = "select pg_current_xact_id()::text"
 POSITION = "select messages.current_position()"
-SNAPSHOT_OF = "select messages.snapshot_of($1)"
+SNAPSHOT_OF = "select notifyq.snapshot_of($1)"
 KNOWN_POSITION = "select messages.known_position($1)"
 # One statement, hence one snapshot: what is read and where the next look begins belong together.
 DEAD_SINCE = """
 select messages.current_position() as position, d.*
 from (select) as once
-left join messages.dead_since(seen => messages.snapshot_of($1), queue => $2) as d on true
+left join messages.dead_since(seen => notifyq.snapshot_of($1), queue => $2) as d on true
 """
 # A snapshot in which nothing is visible.
 DEAD_FROM = """
@@ -188,7 +188,7 @@ select array_agg(c.id) as ids, array_agg(c.lock_token) as tokens, array_agg(b.us
   array_agg(coalesce(c.dedup_key, c.given_up_key)) as dedup_keys,
   array_agg(c.dedup_scope) as dedup_scopes, array_agg(c.max_attempts) as max_attempts,
   array_agg(c.attempts) as attempts, max(b.age) as age
-from (select r.* from messages.relay_claim(queues => $1, quantity => $2, lock_timeout => $3,
+from (select r.* from notifyq.relay_claim(queues => $1, quantity => $2, lock_timeout => $3,
   worker => $4, filter => $5::jsonpath, thorough => $6) as r order by r.id) as c,
   lateral (select
     case when isfinite(c.created_at) then (extract(epoch from c.created_at) * 1000000)::bigint
@@ -197,21 +197,21 @@ from (select r.* from messages.relay_claim(queues => $1, quantity => $2, lock_ti
       extract(epoch from clock_timestamp() - c.available_at)::float8 end as age) as b
 """
 RELAY_FINISH = """
-select messages.relay_finish(
+select notifyq.relay_finish(
   target => $1, source => $2, place => $3, ids => $4, lock_tokens => $5, created => $6,
   statuses => $7::messages.message_status[], details => $8, results => $9::text[]::jsonb[])
 """
-RELAY_SOURCE = "select messages.relay_source()"
-RELAY_TARGET = "select messages.relay_target()"
-RELAY_MARKS = "select messages.relay_marks(target => $1, source => $2, within => $3)"
-RELAY_FORGET = "select messages.relay_forget(target => $1)"
+RELAY_SOURCE = "select notifyq.relay_source()"
+RELAY_TARGET = "select notifyq.relay_target()"
+RELAY_MARKS = "select notifyq.relay_marks(target => $1, source => $2, within => $3)"
+RELAY_FORGET = "select notifyq.relay_forget(target => $1)"
 RECEIVE_MANY = """
-select r.* from messages.receive_many(source => $1, places => $2, queues => $3,
+select r.* from notifyq.receive_many(source => $1, places => $2, queues => $3,
   messages => $4::text[]::jsonb[], priorities => $5, types => $6, headers => $7::text[]::jsonb[],
   keys => $8, dedup_keys => $9, dedup_scopes => $10, max_attempts => $11, after => $12,
   remember => $13) as r
 """
-IS_FOREIGN = "select messages._is_foreign(messages._here())"
+IS_FOREIGN = "select notifyq.is_foreign(notifyq.current_origin())"
 ADOPT = "select messages.adopt()"
 
 CREATE_STREAM = """
@@ -263,19 +263,19 @@ select messages.fail_event(batch => $1, event => u.event, reason => u.reason)
 from unnest($2::bigint[], $3::text[]) as u (event, reason)
 """
 FINISH_BATCH = "select messages.finish_batch(batch => $1)"
-LEAVE_BATCH = "select messages.leave_batch(batch => $1)"
+LEAVE_BATCH = "select messages.release_batch(batch => $1)"
 RECOVER_BATCH = """
 select messages.recover_batch($1, $2, max_attempts => $3, member => $4, keeps_order => $5)
 """
-NEXT_RETRY = "select messages.next_retry(stream => $1, subscriber => $2)"
+NEXT_RETRY = "select notifyq.next_retry(stream => $1, subscriber => $2)"
 # One statement, hence one snapshot: what is read and where the next look begins belong together.
 EVENTS_SINCE = """
 select messages.current_position() as position, e.*
 from (select) as once
-left join messages.events_since(stream => $2, seen => messages.snapshot_of($1)) as e on true
+left join messages.events_since(stream => $2, seen => notifyq.snapshot_of($1)) as e on true
 """
-ATTEND_STREAM = "select messages.attend_stream(stream => $1, eager => false)"
-UNATTEND_STREAMS = "select messages.unattend_streams(streams => $1)::text"
+ATTEND_STREAM = "select notifyq.suppress_stream(stream => $1, eager => false)"
+UNATTEND_STREAMS = "select notifyq.unsuppress_streams(streams => $1)::text"
 RING_STREAMS = "select true from unnest($1::text[]) as u (name), pg_notify('new_event', u.name)"
 PAYLOAD_SCHEMA = "select messages.payload_schema(queue => $1)"
 LAKES = "select l.*, clock_timestamp() - l.exported_at as idle from messages.lakes() as l"
@@ -295,10 +295,10 @@ where a.application_name = $1
 
 
 NOTE_WORKER: Final = """
-select messages.note_worker(
+select notifyq.worker_heartbeat(
   worker => $1, queues => $2, streams => $3, concurrency => $4, running => $5,
   is_stopping => $6, host => $7, pid => $8, version => $9)
 """
 
 
-FORGET_WORKER: Final = "select messages.forget_worker(worker => $1)"
+FORGET_WORKER: Final = "select notifyq.remove_worker(worker => $1)"

@@ -59,7 +59,7 @@ class Sent:
 
 
 class Target:
-    """Sends batches under the name of their source; see messages.receive_many()."""
+    """Sends batches under the name of their source; see notifyq.receive_many()."""
 
     def __init__(self, database: Database, source: str, remember: timedelta) -> None:
         self._database = database

@@ -59,7 +59,7 @@ select md5(string_agg(
   concat(pg_get_functiondef(p.oid), p.proacl, obj_description(p.oid, 'pg_proc')), '' order by p.oid
 ))
 from pg_proc as p
-join pg_namespace as n on n.oid = p.pronamespace and n.nspname = 'messages'
+join pg_namespace as n on n.oid = p.pronamespace and n.nspname in ('messages', 'notifyq')
 where p.prokind in ('f', 'p')
 """
 

@@ -50,7 +50,7 @@ begin
     select distinct l.pid
     from pg_locks as l
     join pg_stat_activity as a on a.pid = l.pid and a.query ~ '\\mmessages\\.claim\\M'
-    join pg_class as c on c.oid = l.relation and c.relnamespace = 'messages'::regnamespace
+    join pg_class as c on c.oid = l.relation and c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
     where not l.granted
       and l.database = (select d.oid from pg_database as d where d.datname = current_database())
   loop
@@ -69,7 +69,7 @@ $$;
 _INCLUDE = re.compile(r"^\\ir (\S+)$", re.MULTILINE)
 
 _RECORD = """
-insert into messages.schema_version (version) values ({})
+insert into notifyq.schema_version (version) values ({})
 on conflict on constraint schema_version_version_pk do nothing;
 """
 
@@ -78,10 +78,10 @@ do $$
 declare
   v_installed integer;
 begin
-  if to_regclass('messages.schema_version') is not null then
-    v_installed := (select max(s.version) from messages.schema_version as s);
+  if to_regclass('notifyq.schema_version') is not null then
+    v_installed := (select max(s.version) from notifyq.schema_version as s);
   elsif exists (
-    select from pg_class as c where c.relnamespace = to_regnamespace('messages')
+    select from pg_class as c where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
   ) then
     raise exception 'schema messages in this database is not that of notifyq';
   end if;

@@ -39,7 +39,7 @@ select
   exists (
     select from pg_class as c
     join pg_attribute as a on a.attrelid = c.oid and a.attname = 'installed_at'
-    where c.relnamespace = n.oid and c.relname = 'schema_version'
+    where c.relnamespace = to_regnamespace('notifyq') and c.relname = 'schema_version'
   ) as is_ours
 from (select) as once
 left join pg_namespace as n on n.nspname = 'messages'
@@ -55,7 +55,7 @@ async def look(connection: Connection) -> State:
     if state["is_ours"]:
         try:
             state["installed"] = await connection.fetchval(
-                "select max(s.version) from messages.schema_version as s"
+                "select max(s.version) from notifyq.schema_version as s"
             )
         except asyncpg.InsufficientPrivilegeError as error:
             raise _not_the_owner(state) from error

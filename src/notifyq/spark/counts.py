@@ -125,7 +125,7 @@ def merge(parts: Iterable[Counts]) -> Counts | None:
 
 
 def rollup_table(counts: Counts) -> Any:
-    """The rows of messages.rollup, without lake and span."""
+    """The rows of notifyq.rollup, without lake and span."""
     rows = counts.sums
     lists = {}
     for kind, histogram in (("wait", counts.waits), ("run", counts.runs)):

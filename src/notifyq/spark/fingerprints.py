@@ -1,4 +1,4 @@
-"""What errors have in common: the twin of messages.error_fingerprint(), step by step."""
+"""What errors have in common: the twin of notifyq.error_fingerprint(), step by step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _STEPS: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
 
 
 def fingerprint(details: str | None) -> str:
-    """Return the fingerprint of an error by its details, as messages.error_fingerprint() does."""
+    """Return the fingerprint of an error by its details, as notifyq.error_fingerprint() does."""
     text = (details or "").lstrip(_BLANK).partition("\n")[0][:1000]
     for needs, pattern, by in _STEPS:
         if needs in text:

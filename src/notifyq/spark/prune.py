@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SEPARATOR = "\x1f"
 _ABSENT = "~"
-# As messages.archive_hashes() puts them together, and what stands for null.
+# As notifyq.archive_hashes() puts them together, and what stands for null.
 _HASHED = {
     "id": None,
     "type": _ABSENT,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from notifyq.spark.mark import Root
 
 ROLLUP = "rollup"
-"""The table of the lake that has the counts, as messages.rollup has them."""
+"""The table of the lake that has the counts, as notifyq.rollup has them."""
 
 _MOST_AT_ONCE = 20_000_000
 """Messages in one transaction: what was counted has to fit into memory."""
@@ -77,7 +77,7 @@ class RollupResult:
     files: int
     messages: int
     groups: int
-    """Rows of messages.rollup that the messages went into."""
+    """Rows of notifyq.rollup that the messages went into."""
     seconds: float
     is_behind: bool = False
     """Whether somebody else rolled up the same lake meanwhile, so that this one stopped."""
@@ -102,7 +102,7 @@ def rollup(
 ) -> RollupResult:
     """Count the messages that came into a lake since the last roll-up.
 
-    The counts go to messages.rollup, rollup_error and rollup_worker, and to the table `rollup` of
+    The counts go to notifyq.rollup, rollup_error and rollup_worker, and to the table `rollup` of
     the lake. `rebuild` forgets those that are there first. `on_progress` hears how many messages
     are counted, and of how many.
     """

@@ -188,7 +188,7 @@ select format(
   d.name, d.day, d.day + interval '1 day'
 )
 from (
-  select messages._partition_name(g.day::date) as name, g.day
+  select notifyq.partition_name(g.day::date) as name, g.day
   from generate_series(
     %(since)s::timestamptz, %(until)s::timestamptz - interval '1 day', interval '1 day'
   ) as g (day)

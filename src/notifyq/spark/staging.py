@@ -119,7 +119,7 @@ def stage(dsn: str, load: str, batches: Iterable[pa.RecordBatch]) -> Staged | No
         rows = _Numbered(attempt, first, given)
         reader = pa.RecordBatchReader.from_batches(rows.schema, rows)
         try:
-            cursor.adbc_ingest("load_row", reader, mode="append", db_schema_name="messages")
+            cursor.adbc_ingest("load_row", reader, mode="append", db_schema_name="notifyq")
         finally:
             # The reader is of C: it would make a line of text of an error of ours.
             if rows.error is not None:

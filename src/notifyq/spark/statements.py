@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # The data source: reading.
 
 POSITION: Final = "select messages.current_position()"
-SNAPSHOT_OF: Final = "select messages.snapshot_of(%s)::text"
+SNAPSHOT_OF: Final = "select notifyq.snapshot_of(%s)::text"
 ARCHIVE_TABLES: Final = """
 select c.relname::text, pg_relation_filenode(c.oid)::bigint,
   pg_relation_size(c.oid) / current_setting('block_size')::bigint
@@ -32,7 +32,7 @@ STREAM_TABLES: Final = """
 select s.id, pg_relation_filenode(t.oid)::bigint,
   pg_relation_size(t.oid) / current_setting('block_size')::bigint
 from messages.stream as m
-left join messages.segment as s on s.stream = m.id
+left join notifyq.segment as s on s.stream = m.id
 cross join lateral (select to_regclass('messages.event_' || s.id) as oid) as t
 where m.name = %s
 order by s.low, s.id
@@ -45,7 +45,7 @@ READ: Final = "select {columns} from {table} as r where {condition}"
 STREAM_MARK: Final = """
 select 'event_' || s.id || '@' || extract(epoch from s.opened_at)
 from messages.stream as m
-join messages.segment as s on s.stream = m.id
+join notifyq.segment as s on s.stream = m.id
 where m.name = %s
   and (s.sealed is null or pg_snapshot_xmax(s.sealed) > pg_snapshot_xmin(%s::pg_snapshot))
 order by s.low, s.id
@@ -55,7 +55,7 @@ HAS_STREAM_MARK: Final = """
 select exists (
   select
   from messages.stream as m
-  join messages.segment as s on s.stream = m.id
+  join notifyq.segment as s on s.stream = m.id
   where m.name = %s
     and 'event_' || s.id || '@' || extract(epoch from s.opened_at) = %s
 )
@@ -74,7 +74,7 @@ where i.inhparent = 'messages.message_archive'::regclass
 order by c.relname
 limit 1
 """
-HAS_ARCHIVE_MARK: Final = "select to_regclass('messages.' || %s) is not null"
+HAS_ARCHIVE_MARK: Final = "select to_regclass('notifyq.' || %s) is not null"
 
 # In the order of transactions and ids: how many rows there are, up to a number of them, and those
 # that end each share of them.
@@ -105,14 +105,14 @@ IN_ORDER: Final = (*BY_INDEX, "set local enable_bitmapscan = off")
 
 # Anomalies.
 
-ARCHIVE_HOURS: Final = "select h.* from messages.archive_hours(%s, %s) as h"
-REPORT_ANOMALIES: Final = "select queue from messages.report_anomalies(%s::jsonb, %s)"
+ARCHIVE_HOURS: Final = "select h.* from notifyq.archive_hours(%s, %s) as h"
+REPORT_ANOMALIES: Final = "select queue from notifyq.report_anomalies(%s::jsonb, %s)"
 
 # Rights, asked for where a run that finds nothing to do would not meet them.
 
 MAY_CALL: Final = "select has_function_privilege(%s, 'execute')"
-REPORTING: Final = "messages.report_anomalies(jsonb, text)"
-ROLLING_UP: Final = "messages.roll_up(bigint, bigint, bigint)"
+REPORTING: Final = "notifyq.report_anomalies(jsonb, text)"
+ROLLING_UP: Final = "notifyq.roll_up(bigint, bigint, bigint)"
 
 # Handling.
 
@@ -132,45 +132,45 @@ RETRY: Final = "select messages.retry(%s, %s, %s::interval, %s)"
 # Lakes.
 
 LAKES: Final = "select * from messages.lakes()"
-CREATE_LAKE: Final = "select id, token from messages.create_lake(%s)"
-HOLD_LAKE: Final = "select place, messages.snapshot_of(place)::text from messages.hold_lake(%s)"
+CREATE_LAKE: Final = "select id, token from notifyq.create_lake(%s)"
+HOLD_LAKE: Final = "select place, notifyq.snapshot_of(place)::text from notifyq.hold_lake(%s)"
 LAKE_FILES: Final = """
     select id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id, first_at,
       last_at
     from messages.lake_files(%s, %s)
 """
 LAKE_REMOVED: Final = """
-    select id, path, removed_at < clock_timestamp() - %s from messages.lake_removed(%s)
+    select id, path, removed_at < clock_timestamp() - %s from notifyq.lake_removed(%s)
 """
-FORGET_FILES: Final = "select messages.forget_files(%s, %s)"
-NOTE_LAKE: Final = "select messages.note_lake(%s, %s)"
-LAKE_BATCHES: Final = "select max(id) from messages.lake_batches(%s, %s)"
+FORGET_FILES: Final = "select notifyq.forget_files(%s, %s)"
+NOTE_LAKE: Final = "select notifyq.note_lake(%s, %s)"
+LAKE_BATCHES: Final = "select max(id) from notifyq.lake_batches(%s, %s)"
 COMMIT_LAKE: Final = """
-    select messages.commit_lake(
+    select notifyq.commit_lake(
       %s, %s, %s::jsonb, key => %s, removed => %s::bigint[], place => %s
     )
 """
 
 # Roll-ups.
 
-ROLLED_UP: Final = "select messages.rolled_up(%s) as batch"
+ROLLED_UP: Final = "select notifyq.rolled_up(%s) as batch"
 ROLLUP_BATCHES: Final = (
-    "select id, rows, removed from messages.lake_batches(%s, 'archive', after => %s)"
+    "select id, rows, removed from notifyq.lake_batches(%s, 'archive', after => %s)"
 )
 ROLLUP_FILES: Final = """
     select f.path, f.queue, f.rows
     from unnest(%s::bigint[]) as b (id)
-    cross join lateral messages.lake_changes(b.id) as c
+    cross join lateral notifyq.lake_changes(b.id) as c
     cross join lateral unnest(c.added) as f
 """
-ROLL_UP: Final = "select messages.roll_up(%s, after => %s, upto => %s)"
-ADD_ROLLUP: Final = "select messages.add_rollup(%s, %s::jsonb, %s::jsonb, %s::jsonb)"
-FORGET_ROLLUP: Final = "select messages.forget_rollup(%s)"
+ROLL_UP: Final = "select notifyq.roll_up(%s, after => %s, upto => %s)"
+ADD_ROLLUP: Final = "select notifyq.add_rollup(%s, %s::jsonb, %s::jsonb, %s::jsonb)"
+FORGET_ROLLUP: Final = "select notifyq.forget_rollup(%s)"
 ROLLUP_DAY: Final = """
     select r.span, r.bucket_at, r.queue, r.type, r.status::text, r.finished, r.retried, r.attempts,
       r.waited, r.wait_total_us, r.wait_max_us, r.wait_bins, r.wait_counts, r.ran, r.run_total_us,
       r.run_max_us, r.run_bins, r.run_counts
-    from messages.rollup as r
+    from notifyq.rollup as r
     where r.lake = %s
       and r.bucket_at >= %s::date::timestamp at time zone 'UTC'
       and r.bucket_at < (%s::date + 1)::timestamp at time zone 'UTC'
@@ -182,17 +182,17 @@ ROLLUP_DAY: Final = """
 KEEP_PARTITIONS: Final = "lock table messages.message_archive in access share mode"
 """Until the end of the transaction no day is made or dropped, so that no row changes its table."""
 HERE: Final = """
-    select p.place, messages.snapshot_of(p.place)::text, pg_export_snapshot()
+    select p.place, notifyq.snapshot_of(p.place)::text, pg_export_snapshot()
     from messages.current_position() as p (place)
 """
 ARCHIVE_PARTS: Final = """
-    select day, rows, first_block, until_block from messages.archive_parts(%s, %s, %s)
+    select day, rows, first_block, until_block from notifyq.archive_parts(%s, %s, %s)
 """
 
-ARCHIVE_DAYS: Final = "select messages.archive_days()"
-ARCHIVE_HASHES: Final = "select id, hash from messages.archive_hashes(%s)"
-PRUNE_OBSTACLE: Final = "select messages.prune_obstacle(%s, %s)"
-PRUNE_DAY: Final = "select messages.prune_day(%s, %s, %s, %s)"
+ARCHIVE_DAYS: Final = "select notifyq.archive_days()"
+ARCHIVE_HASHES: Final = "select id, hash from notifyq.archive_hashes(%s)"
+PRUNE_OBSTACLE: Final = "select notifyq.prune_obstacle(%s, %s)"
+PRUNE_DAY: Final = "select notifyq.prune_day(%s, %s, %s, %s)"
 
 ARCHIVE: Final[dict[str, LiteralString]] = {
     "id": "a.id",
@@ -265,22 +265,22 @@ def under(snapshot: str, *, by_block: bool) -> list[str]:
 
 # Loads and replays.
 
-CHECK_TARGETS: Final = "select messages.check_targets(%s)"
-BEGIN_LOAD: Final = "select * from messages.begin_load(%s, %s)"
-BEGIN_ATTEMPT: Final = "select messages.begin_attempt($1)"
-COMMIT_LOAD: Final = "select * from messages.commit_load(%s, %s, %s, %s)"
-DROP_ATTEMPTS: Final = "select messages.drop_attempts(%s, %s)"
-LOAD_REJECTS: Final = "select * from messages.load_rejects(%s, %s, %s)"
-BEGIN_REPLAY: Final = "select * from messages.begin_replay(%s, %s)"
-REPLAY_ROWS: Final = "select * from messages.replay_rows(%s, %s, %s, %s, %s)"
+CHECK_TARGETS: Final = "select notifyq.check_targets(%s)"
+BEGIN_LOAD: Final = "select * from notifyq.begin_load(%s, %s)"
+BEGIN_ATTEMPT: Final = "select notifyq.begin_attempt($1)"
+COMMIT_LOAD: Final = "select * from notifyq.commit_load(%s, %s, %s, %s)"
+DROP_ATTEMPTS: Final = "select notifyq.drop_attempts(%s, %s)"
+LOAD_REJECTS: Final = "select * from notifyq.load_rejects(%s, %s, %s)"
+BEGIN_REPLAY: Final = "select * from notifyq.begin_replay(%s, %s)"
+REPLAY_ROWS: Final = "select * from notifyq.replay_rows(%s, %s, %s, %s, %s)"
 REPLAY_ARCHIVE: Final = """
-select * from messages.replay_archive(
+select * from notifyq.replay_archive(
   %(name)s, %(quantity)s, %(after_id)s, %(queue)s, %(statuses)s::messages.message_status[],
   %(type)s, %(since)s, %(until)s, %(match)s::jsonb, %(rate)s, %(redrive)s
 )
 """
 REPLAY_COUNTS: Final = """
-select * from messages.replay_counts(
+select * from notifyq.replay_counts(
   %(name)s, %(queue)s, %(statuses)s::messages.message_status[], %(type)s, %(since)s, %(until)s,
   %(match)s::jsonb, %(redrive)s
 )

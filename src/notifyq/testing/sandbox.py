@@ -40,7 +40,7 @@ set created_at = created_at - $1::interval,
   locked_at = locked_at - $1::interval,
   lock_expires_at = lock_expires_at - $1::interval
 """
-_ADVANCE_EVENTS = "update messages.event_retry set due_at = due_at - $1::interval"
+_ADVANCE_EVENTS = "update notifyq.event_retry set due_at = due_at - $1::interval"
 _EVENTS = "select * from messages.events_since(stream => $1, seen => '1:1:')"
 _UPKEEP = "select messages.stage_due(), messages.reap()"
 

@@ -146,7 +146,7 @@ async def filled(connection: Connection) -> None:
         'mail', '1', '{}'
       from generate_series(1, 300) as i
       cross join lateral (select now() - make_interval(secs => i * 11) as at) as a;
-      select messages.audit('ann', 'queue.pause', repeat('long', 45), '{"n": 1}', '10.0.0.1');
+      select notifyq.note_audit('ann', 'queue.pause', repeat('long', 45), '{"n": 1}', '10.0.0.1');
     """)
 
 

@@ -52,7 +52,7 @@ async def test_a_group_is_retried_after_the_number_was_shown(
     late = await die(connection, 1, "Timeout after 7 s")
     page = await writer.act("/dead/retry", **fields)
     assert "3 dead messages were published again." in page
-    redriven = await connection.fetch("select archive_id from messages.redrive order by 1")
+    redriven = await connection.fetch("select archive_id from notifyq.redrive order by 1")
     assert [row[0] for row in redriven] == ids
     # Sent twice, it does nothing more.
     assert "0 dead messages were published again." in await writer.act("/dead/retry", **fields)

@@ -280,7 +280,7 @@ async def test_a_lock_is_taken_only_if_it_is_the_one_that_was_seen(
 async def test_a_dead_message_is_retried_once(writer: Browser, connection: Connection) -> None:
     (id_,) = await die(connection)
     page = await writer.act("/message/retry", id=id_, back=f"/messages/{id_}")
-    again = await connection.fetchval("select message_id from messages.redrive")
+    again = await connection.fetchval("select message_id from notifyq.redrive")
     assert f"as {again}." in page
     assert f'It was published again as <a href="/messages/{again}">' in page
     assert "somebody did so before" in await writer.act("/message/retry", id=id_, back="/dead")

@@ -113,7 +113,7 @@ async def test_a_person_finds_a_message_and_retries_all_like_it(
         await page.get_by_role("button", name="Retry 3").click()
         await expect(page.get_by_role("status").first).to_contain_text("3 dead messages were")
         await expect(page.locator("#groups tbody tr")).to_have_count(1)
-    assert await connection.fetchval("select count(*) from messages.redrive") == 3
+    assert await connection.fetchval("select count(*) from notifyq.redrive") == 3
 
 
 async def test_no_page_is_wider_than_a_phone(database: str, connection: Connection) -> None:
@@ -122,7 +122,7 @@ async def test_no_page_is_wider_than_a_phone(database: str, connection: Connecti
     await value(connection, "create_stream", name="orders")
     await value(connection, "subscribe", stream="orders", subscriber="warehouse-" + "y" * 60)
     await connection.execute("select messages.schedule($1, '@daily', 'default')", HOSTILE)
-    await value(connection, "note_worker", worker="host-" + "z" * 60, queues=[name])
+    await value(connection, "notifyq.worker_heartbeat", worker="host-" + "z" * 60, queues=[name])
     (id_,) = await publish(connection, 1, name)
     await rows(connection, "claim", worker="host-" + "z" * 60)
     dead = await die(connection, 1, "E" * 200)

@@ -77,7 +77,7 @@ async def test_a_policy_is_changed_where_it_was_changed(
         fair="",
     )
     assert answer.status_code == 303
-    row = await connection.fetchrow("select * from messages.queue_list('mail')")
+    row = await connection.fetchrow("select * from notifyq.queue_list('mail')")
     assert row is not None
     assert row["lock_timeout"] == timedelta(minutes=90)
     assert (row["rate"], row["capacity"], row["overflow"]) == (None, 100, "drop_oldest")
@@ -97,7 +97,7 @@ async def test_every_part_of_a_policy_can_be_changed_and_taken_back(
     schema = '{\r\n  "type": "object"\r\n}'  # with the ends of lines that browsers send
     for said in ({"payload_schema": schema}, {"payload_type": "integer", "payload_schema": ""}):
         await policy(writer, retention_dead="90d", durable="", **said)
-        row = await connection.fetchrow("select * from messages.queue_list('mail')")
+        row = await connection.fetchrow("select * from notifyq.queue_list('mail')")
         assert row is not None
         assert (row["retention_dead"], row["durable"]) == (timedelta(days=90), False)
         assert row["payload_type"] == said.get("payload_type")
@@ -106,7 +106,7 @@ async def test_every_part_of_a_policy_can_be_changed_and_taken_back(
     page = await writer.get((await policy(writer, payload_type="integer")).headers["location"])
     assert "Nothing was changed." in page.text
     await policy(writer, retention_dead="", payload_type="", durable="yes")
-    row = await connection.fetchrow("select * from messages.queue_list('mail')")
+    row = await connection.fetchrow("select * from notifyq.queue_list('mail')")
     assert row is not None
     assert (row["retention_dead"], row["payload_type"], row["durable"]) == (None, None, True)
 
@@ -130,13 +130,13 @@ async def test_what_cannot_be_is_told_and_keeps_what_was_typed(
     writer: Browser, connection: Connection, said: dict[str, str], told: str
 ) -> None:
     await connection.execute("select messages.create_queue('mail')")
-    before = await connection.fetchrow("select * from messages.queue_list('mail')")
+    before = await connection.fetchrow("select * from notifyq.queue_list('mail')")
     answer = await policy(writer, capacity="77", **said)
     assert answer.status_code == 422
     assert 'role="alert"' in answer.text
     assert told in answer.text
     assert 'value="77"' in answer.text
-    assert await connection.fetchrow("select * from messages.queue_list('mail')") == before
+    assert await connection.fetchrow("select * from notifyq.queue_list('mail')") == before
     assert not await connection.fetchval("select count(*) from messages.audit")
 
 

@@ -50,10 +50,12 @@ async def test_what_users_write_is_text_and_never_markup(
     await connection.execute("select messages.create_queue($1)", HOSTILE.replace(":", ""))
     await connection.execute(
         "select messages.publish($1, '1'); ".replace("$1", "'default'")
-        + "select messages.audit('x', 'a.b')"
+        + "select notifyq.note_audit('x', 'a.b')"
     )
     name = HOSTILE
-    await connection.execute("select messages.audit($1, 'a.b', $1, to_jsonb($1::text), $1)", name)
+    await connection.execute(
+        "select notifyq.note_audit($1, 'a.b', $1, to_jsonb($1::text), $1)", name
+    )
     await writer.act("/queues/pause", name=name, back="/queues")
     pages = [*PAGES, str(httpx.URL("/queue", params={"name": name}))]
     pages += [

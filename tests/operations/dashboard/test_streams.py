@@ -101,12 +101,14 @@ async def test_workers_show_what_they_do_and_who_is_gone(
 ) -> None:
     assert "No worker is there" in await reader.text("/workers")
     here, gone = await publish(connection, 2)
-    await value(connection, "note_worker", worker="host-1", queues=["default"], running=1)
+    await value(
+        connection, "notifyq.worker_heartbeat", worker="host-1", queues=["default"], running=1
+    )
     await rows(connection, "claim", worker="host-1")
     await rows(connection, "claim", worker="host-2")
-    await value(connection, "note_worker", worker="host-2", queues=["default"])
+    await value(connection, "notifyq.worker_heartbeat", worker="host-2", queues=["default"])
     await connection.execute(
-        "update messages.worker set seen_at = now() - interval '5 minutes', session_pid = 0 "
+        "update notifyq.worker set seen_at = now() - interval '5 minutes', session_pid = 0 "
         "where name = 'host-2'"
     )
     await expire(connection, gone)
@@ -125,7 +127,9 @@ async def test_texts_of_these_pages_are_shown_as_text(
     await connection.execute(
         "select messages.schedule($1, '@daily', 'default', to_jsonb($1::text))", HOSTILE
     )
-    await value(connection, "note_worker", worker=HOSTILE, queues=[HOSTILE], host=HOSTILE)
+    await value(
+        connection, "notifyq.worker_heartbeat", worker=HOSTILE, queues=[HOSTILE], host=HOSTILE
+    )
     for path in ("/streams", "/schedules", "/workers"):
         page = await writer.text(path)
         assert "<script>alert" not in page

@@ -62,7 +62,7 @@ class Page(HTMLParser):
 @pytest.fixture
 async def filled(connection: Connection) -> None:
     await connection.execute(
-        "select messages._make_partition('message_archive', 'archived_at', day::date) "
+        "select notifyq.make_partition('message_archive', 'archived_at', day::date) "
         "from generate_series('2026-03-01'::date, '2026-03-08'::date, '1 day') as day"
     )
     await connection.execute(FILL, HOSTILE)

@@ -213,7 +213,7 @@ async def test_what_is_hidden_is_hidden_on_every_screen(
                 "select details ->> 'fingerprint' from messages.audit order by id desc"
             )
             assert noted == f"ValueError: {HIDDEN}"
-            await connection.execute("delete from messages.redrive")
+            await connection.execute("delete from notifyq.redrive")
             text = "\n".join(seen)
             assert "4000" not in text
             assert "tok-99" not in text

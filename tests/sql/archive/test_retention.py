@@ -61,7 +61,7 @@ async def old(connection: Connection) -> datetime:
     instant = await today(connection) - timedelta(days=9, minutes=1)
     await archive(connection, 999, instant)
     await connection.execute(ATTEMPT, 999, instant, "default")
-    await value(connection, "_make_partitions")
+    await value(connection, "notifyq.make_partitions")
     await connection.execute("delete from messages.message_archive where id = 999")
     return instant
 
@@ -140,18 +140,18 @@ async def test_a_day_of_which_much_is_kept_is_gone_through_in_steps(
         """,
         old,
     )
-    await connection.execute("insert into messages.redrive values (5, 10001), (10, 10002)")
+    await connection.execute("insert into notifyq.redrive values (5, 10001), (10, 10002)")
     steps = []
-    while removed := await value(connection, "_retain", quantity=50, few=10):
+    while removed := await value(connection, "notifyq.retain", quantity=50, few=10):
         steps.append(removed)
-        await connection.execute("update messages.retention_day set next_at = now()")
+        await connection.execute("update notifyq.retention_day set next_at = now()")
     assert len(steps) > 2
     assert sum(steps) == 400
     assert max(steps) <= 5 * 200  # blocks of at most so many rows
     expected = [n for n in range(1, 1001) if n % 2 == 0 or n % 5 == 0]
     assert await kept(connection) == expected
     [removed] = await connection.fetch(
-        "select removed from messages.retention_day where relation ~ '^message' and removed > 0"
+        "select removed from notifyq.retention_day where relation ~ '^message' and removed > 0"
     )
     assert removed[0] == 400
 
@@ -161,14 +161,14 @@ async def test_redrives_are_forgotten_with_their_messages_only(
 ) -> None:
     await archive(connection, 1, old, status="failed")
     await archive(connection, 2, old, "short", "failed")
-    await connection.execute("insert into messages.redrive values (1, 10001), (2, 10002)")
+    await connection.execute("insert into notifyq.redrive values (1, 10001), (2, 10002)")
     await maintain(connection)
     assert await kept(connection) == [1]
-    assert await connection.fetchval("select array_agg(archive_id) from messages.redrive") == [1]
+    assert await connection.fetchval("select array_agg(archive_id) from notifyq.redrive") == [1]
     await value(connection, "alter_queue", name="default", retention=timedelta(days=1))
     await settle(connection)
     assert await kept(connection) == []
-    assert await connection.fetchval("select count(*) from messages.redrive") == 0
+    assert await connection.fetchval("select count(*) from notifyq.redrive") == 0
 
 
 async def test_less_than_a_day_is_kept_to_the_minute(connection: Connection) -> None:
@@ -194,7 +194,7 @@ async def test_less_than_a_day_is_kept_to_the_minute(connection: Connection) -> 
         await maintain(connection)
     assert await kept(connection) == [3, 5, 6, 8]
     next_at = await connection.fetchval(
-        "select next_at from messages.retention_day where relation = $1", name_of(now)
+        "select next_at from notifyq.retention_day where relation = $1", name_of(now)
     )
     assert next_at - now < timedelta(minutes=1, seconds=20)
 
@@ -210,7 +210,7 @@ async def test_days_are_looked_through_when_something_may_be_due_and_after_a_cha
     await archive(connection, 3, old, "short")
     await maintain(connection)
     assert await kept(connection) == [1, 3]
-    await connection.execute("update messages.retention_day set next_at = now()")
+    await connection.execute("update notifyq.retention_day set next_at = now()")
     await settle(connection)
     assert await kept(connection) == [1]
     # A change of any policy, and also one by hand.
@@ -218,7 +218,7 @@ async def test_days_are_looked_through_when_something_may_be_due_and_after_a_cha
     await settle(connection)
     assert await kept(connection) == []
     gone = await connection.fetchval(
-        "select count(*) from messages.retention_day as r "
+        "select count(*) from notifyq.retention_day as r "
         "where to_regclass('messages.' || r.relation) is null"
     )
     assert gone == 0
@@ -256,17 +256,17 @@ async def test_retention_waits_for_each_lake(connection: Connection, old: dateti
     now: datetime = await connection.fetchval("select clock_timestamp()")
     await queue(connection, "flash", retention=timedelta(minutes=1))
     await archive(connection, 3, now - timedelta(minutes=5), "flash")
-    await connection.execute("select messages.create_lake('/lake')")
+    await connection.execute("select notifyq.create_lake('/lake')")
     for _ in range(3):
         await maintain(connection)
     assert await kept(connection) == [1, 2, 3]
     due = [row["awaits"] for row in await rows(connection, "archive_info") if row["awaits"]]
     assert set(due) <= {"/lake"}
 
-    await connection.execute("update messages.lake set place = messages.current_position()")
+    await connection.execute("update notifyq.lake set place = messages.current_position()")
     await archive(connection, 4, now - timedelta(minutes=5), "flash")
     for _ in range(3):
-        await connection.execute("update messages.retention_day set next_at = now()")
+        await connection.execute("update notifyq.retention_day set next_at = now()")
         await maintain(connection)
     # What came after the last export stays.
     assert await kept(connection) == [1, 4]
@@ -279,7 +279,7 @@ async def test_nobody_waits_while_a_reader_keeps_a_day_from_being_dropped(
     await archive(connection, 2, old, "short")
     # Whole days to be dropped, too.
     await archive(connection, 3, old - timedelta(days=80))
-    await value(connection, "_make_partitions")
+    await value(connection, "notifyq.make_partitions")
     ids = await publish(connection, 60)
     reader, worker, looker = await connect(), await connect(), await connect()
     for session in (worker, looker):
@@ -302,13 +302,13 @@ async def test_nobody_waits_while_a_reader_keeps_a_day_from_being_dropped(
         working = asyncio.ensure_future(work())
         reports: list[asyncpg.Record] = []
         while not working.done() or len(reports) < 3:
-            await connection.execute("update messages.retention_day set next_at = now()")
+            await connection.execute("update notifyq.retention_day set next_at = now()")
             reports.append(await maintain(connection))
         done = True
         await asyncio.gather(working, looking)
         assert {report["partitions_dropped"] for report in reports} == {0}
     assert 2 in await kept(connection)
-    await connection.execute("update messages.retention_day set next_at = now()")
+    await connection.execute("update notifyq.retention_day set next_at = now()")
     assert (await maintain(connection))["partitions_dropped"] == 1
     assert await kept(connection) == [1, *ids] or await kept(connection) == [*ids, 1]
 
@@ -325,7 +325,7 @@ async def test_a_day_that_somebody_writes_into_is_left_to_the_next_run(
     await maintain(connection)
     assert await kept(connection) == [1, 2]
     await transaction.commit()
-    await connection.execute("update messages.retention_day set next_at = now()")
+    await connection.execute("update notifyq.retention_day set next_at = now()")
     await maintain(connection)
     assert await kept(connection) == [1, 3]
 

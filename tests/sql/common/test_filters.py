@@ -232,8 +232,8 @@ async def test_what_is_no_predicate_is_refused_wherever_a_filter_is_given(
     await value(connection, "create_stream", name="s")
     statement = {
         "claim": "select id from messages.claim(array[$2::text], filters => array[$1::jsonpath])",
-        "claim_owned": "select id from messages.claim_owned(array[$2::text], array[$1::jsonpath])",
-        "relay_claim": "select id from messages.relay_claim(array[$2::text], 1, null, null, "
+        "claim_owned": "select id from notifyq.claim_owned(array[$2::text], array[$1::jsonpath])",
+        "relay_claim": "select id from notifyq.relay_claim(array[$2::text], 1, null, null, "
         "$1::jsonpath)",
         "wait": "call messages.wait(array[$2::text], '0 s', array[$1::jsonpath])",
         "forward": "select messages.forward('s', 'f', $2, filter => $1::jsonpath)",

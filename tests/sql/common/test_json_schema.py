@@ -120,8 +120,8 @@ async def test_both_take_and_refuse_the_same(connection: Connection) -> None:
     maker = Maker(20201207)
     pairs = [(maker.whole(), maker.value()) for _ in range(PAIRS)]
     rows = await connection.fetch(
-        "select messages._check_schema(p.schema, p.schema, '$'), "
-        "messages._schema_error(p.value, p.schema, p.schema, '$') is null as takes "
+        "select notifyq.check_schema(p.schema, p.schema, '$'), "
+        "notifyq.schema_error(p.value, p.schema, p.schema, '$') is null as takes "
         "from unnest($1::text[]::jsonb[], $2::text[]::jsonb[]) as p (schema, value)",
         *([json.dumps(pair[place]) for pair in pairs] for place in (0, 1)),
     )

@@ -27,12 +27,12 @@ INTERLEAVED = """
     ],
 )  # fmt: skip
 async def test_ids_are_written_as_spans(connection: Connection, ids: list[int], spans: str) -> None:
-    assert await value(connection, "_compact", ids=ids) == spans
+    assert await value(connection, "notifyq.compact_ids", ids=ids) == spans
 
 
 async def test_ids_that_do_not_fit_are_left_out_from_the_end(connection: Connection) -> None:
     ids = list(range(10**18, 10**18 + 2000, 2))
-    spans = await value(connection, "_compact", ids=ids)
+    spans = await value(connection, "notifyq.compact_ids", ids=ids)
     named = [int(span) for span in spans.split(",")]
     assert 7600 < len(spans) <= 7700
     assert named == ids[: len(named)]
@@ -120,7 +120,7 @@ async def test_messages_for_later_are_not_in_the_bell(connection: Connection, be
 async def test_a_queue_without_a_bell_is_silent(connection: Connection, bells: Bells) -> None:
     await value(connection, "create_queue", name="quiet", bell="off")
     await publish(connection, 3, "quiet")
-    await rows(connection, "renotify")
+    await rows(connection, "notifyq.renotify")
     (message,) = await rows(connection, "claim", queues=["quiet"])
     await value(connection, "release", id=message["id"], lock_token=message["lock_token"])
     assert await bells.heard() == []
@@ -129,7 +129,7 @@ async def test_a_queue_without_a_bell_is_silent(connection: Connection, bells: B
 async def test_a_paused_queue_is_silent(connection: Connection, bells: Bells) -> None:
     await value(connection, "pause_queue", name="default")
     await publish(connection, 3)
-    await rows(connection, "renotify")
+    await rows(connection, "notifyq.renotify")
     assert await bells.heard() == []
 
 

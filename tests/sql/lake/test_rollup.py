@@ -72,11 +72,11 @@ async def roll(
     connection: Connection, lake: int, after: int, upto: int, *counted: list[dict[str, Any]]
 ) -> bool:
     async with connection.transaction():
-        begun = await connection.fetchval("select messages.roll_up($1, $2, $3)", lake, after, upto)
+        begun = await connection.fetchval("select notifyq.roll_up($1, $2, $3)", lake, after, upto)
         if begun:
             texts = [json.dumps(it, default=str) for it in counted]
             await connection.execute(
-                "select messages.add_rollup($1, "
+                "select notifyq.add_rollup($1, "
                 + ", ".join(f"${place}::text::jsonb" for place in range(2, 2 + len(texts)))
                 + ")",
                 lake,
@@ -87,11 +87,11 @@ async def roll(
 
 @pytest.fixture
 async def lake(connection: Connection) -> int:
-    return int(await connection.fetchval("select (messages.create_lake('/lake')).id"))
+    return int(await connection.fetchval("select (notifyq.create_lake('/lake')).id"))
 
 
 def counted(number: int, bins: dict[int, int], **changes: Any) -> dict[str, Any]:
-    """Return a row of messages.rollup as a pipeline sends it."""
+    """Return a row of notifyq.rollup as a pipeline sends it."""
     return {
         "bucket_at": HOUR, "queue": "q", "type": "", "status": "success", "finished": number,
         "retried": 0, "attempts": number, "waited": number, "wait_total_us": 1000 * number,
@@ -102,7 +102,7 @@ def counted(number: int, bins: dict[int, int], **changes: Any) -> dict[str, Any]
 
 async def test_a_fingerprint_is_what_errors_have_in_common(connection: Connection) -> None:
     for details, expected in FINGERPRINTS.items():
-        found = await connection.fetchval("select messages.error_fingerprint($1)", details)
+        found = await connection.fetchval("select notifyq.error_fingerprint($1)", details)
         assert found == expected
 
 
@@ -111,7 +111,7 @@ async def test_percentiles_are_within_one_in_a_hundred(
     connection: Connection, by: list[str]
 ) -> None:
     await connection.execute(FILL)
-    found = await connection.fetch("select * from messages.rollup_summary(dimensions => $1)", by)
+    found = await connection.fetch("select * from notifyq.rollup_summary(dimensions => $1)", by)
     names = [f"coalesce({name}::text, '') as {name}" for name in by]
     exact = await connection.fetch(f"""
         select {"".join(f"{it}, " for it in names)} count(*) as finished,
@@ -146,12 +146,12 @@ async def test_counts_are_added_and_percentiles_are_those_of_all(
     [row] = await rows(connection, "rollup", f"bucket_at = '{HOUR}'")
     assert (row["finished"], row["wait_total_us"]) == (20, 20_000)
     assert dict(zip(row["wait_bins"], row["wait_counts"], strict=True)) == {-349: 1, 0: 6, 100: 13}
-    [whole] = await connection.fetch("select * from messages.rollup_summary(dimensions => '{}')")
+    [whole] = await connection.fetch("select * from notifyq.rollup_summary(dimensions => '{}')")
     assert (whole["finished"], whole["run_p50"]) == (25, None)
     assert whole["wait_p50"] / timedelta(milliseconds=1.02**100) == pytest.approx(1, abs=0.01)
-    by_hour = await connection.fetch("select * from messages.rollup_summary(step => '1 hour')")
+    by_hour = await connection.fetch("select * from notifyq.rollup_summary(step => '1 hour')")
     assert [row["finished"] for row in by_hour] == [20, 5]
-    progress = await connection.fetchrow("select * from messages.rollup_range()")
+    progress = await connection.fetchrow("select * from notifyq.rollup_range()")
     assert progress is not None
     assert (progress["source"], progress["finished"]) == (lake, 25)
 
@@ -159,8 +159,8 @@ async def test_counts_are_added_and_percentiles_are_those_of_all(
 async def test_the_same_batches_are_added_once(connection: Connection, lake: int) -> None:
     for expected in (True, False):
         assert await roll(connection, lake, 0, 3, [counted(1, {0: 1})]) is expected
-    assert await connection.fetchval("select sum(finished) from messages.rollup") == 1
-    assert await connection.fetchval("select messages.rolled_up($1)", lake) == 3
+    assert await connection.fetchval("select sum(finished) from notifyq.rollup") == 1
+    assert await connection.fetchval("select notifyq.rolled_up($1)", lake) == 3
     with pytest.raises(InvalidArgumentError):
         await roll(connection, lake, 3, 3)
     with pytest.raises(LakeNotFoundError):
@@ -170,14 +170,14 @@ async def test_the_same_batches_are_added_once(connection: Connection, lake: int
 async def test_a_roll_up_that_fails_leaves_nothing(connection: Connection, lake: int) -> None:
     with pytest.raises(asyncpg.NotNullViolationError):
         await roll(connection, lake, 0, 3, [counted(1, {0: 1}), {"queue": "half"}])
-    assert await connection.fetchval("select messages.rolled_up($1)", lake) == 0
+    assert await connection.fetchval("select notifyq.rolled_up($1)", lake) == 0
     assert await rows(connection, "rollup") == []
 
 
 async def test_nobody_adds_beside_a_roll_up(connection: Connection, lake: int) -> None:
     await roll(connection, lake, 0, 3, [counted(1, {0: 1})])
     with pytest.raises(InvalidArgumentError):
-        await connection.execute("select messages.add_rollup($1, '[]')", lake)
+        await connection.execute("select notifyq.add_rollup($1, '[]')", lake)
 
 
 async def test_rare_errors_and_idle_workers_are_counted_under_one_name(
@@ -207,9 +207,9 @@ async def test_rare_errors_and_idle_workers_are_counted_under_one_name(
     busy = {row["worker"]: row["finished"] for row in await rows(connection, "rollup_worker")}
     assert len(busy) == 21
     assert sum(busy.values()) == sum(range(1, 31)) + sum(range(21, 51))
-    [first, *_] = await connection.fetch("select * from messages.rollup_errors(quantity => 1)")
+    [first, *_] = await connection.fetch("select * from notifyq.rollup_errors(quantity => 1)")
     assert (first["fingerprint"], first["errors"]) == ("e90", 180)
-    last = await connection.fetch("select * from messages.rollup_workers(quantity => 100)")
+    last = await connection.fetch("select * from notifyq.rollup_workers(quantity => 100)")
     assert last[-1]["worker"] == "(others)"
 
 
@@ -229,8 +229,8 @@ async def test_what_is_added_to_an_emptied_table_is_not_read_again_for_each_row(
     ]  # fmt: skip
     tables = {"rollup_worker": len(counted), "rollup_error": len(failed)}
     await roll(connection, lake, 0, 3, [], failed, counted)
-    await connection.execute("analyze messages.rollup_worker, messages.rollup_error")
-    await connection.fetchval("select messages.forget_rollup($1)", lake)
+    await connection.execute("analyze notifyq.rollup_worker, notifyq.rollup_error")
+    await connection.fetchval("select notifyq.forget_rollup($1)", lake)
     for table in tables:
         await connection.execute(f"vacuum messages.{table}")
     read = """
@@ -256,7 +256,7 @@ async def test_old_hours_become_days_and_nothing_is_lost(connection: Connection,
     assert await roll(connection, lake, 0, 3, rolled, errors, workers)
     assert await roll(connection, lake, 3, 4, [])
     found = await connection.fetch(
-        "select span, bucket_at, finished, wait_bins, wait_counts from messages.rollup order by 2"
+        "select span, bucket_at, finished, wait_bins, wait_counts from notifyq.rollup order by 2"
     )
     day = old.replace(hour=0)
     assert [tuple(row) for row in found] == [
@@ -264,9 +264,9 @@ async def test_old_hours_become_days_and_nothing_is_lost(connection: Connection,
         ("day", day, 32, [3, 5], [8, 24]),
         ("hour", now, 4, [3, 5], [1, 3]),
     ]
-    [whole] = await connection.fetch("select * from messages.rollup_errors()")
+    [whole] = await connection.fetch("select * from notifyq.rollup_errors()")
     assert whole["errors"] == 20
-    [busy] = await connection.fetch("select * from messages.rollup_workers()")
+    [busy] = await connection.fetch("select * from notifyq.rollup_workers()")
     assert busy["finished"] == 30
     for table in ("rollup_error", "rollup_worker"):
         assert len(await rows(connection, table, "span = 'day'")) == 2
@@ -281,16 +281,16 @@ async def test_a_lake_that_is_forgotten_takes_its_roll_up_along(
 
 
 async def test_of_two_lakes_one_has_to_be_named(connection: Connection, lake: int) -> None:
-    other = await connection.fetchval("select (messages.create_lake('/other')).id")
+    other = await connection.fetchval("select (notifyq.create_lake('/other')).id")
     await roll(connection, lake, 0, 3, [counted(1, {0: 1})])
     await roll(connection, other, 0, 3, [counted(2, {0: 2})])
     with pytest.raises(InvalidArgumentError, match="lakes"):
-        await connection.fetch("select * from messages.rollup_summary()")
-    [row] = await connection.fetch("select * from messages.rollup_summary(lake => $1)", other)
+        await connection.fetch("select * from notifyq.rollup_summary()")
+    [row] = await connection.fetch("select * from notifyq.rollup_summary(lake => $1)", other)
     assert row["finished"] == 2
-    assert await connection.fetchval("select messages.forget_rollup($1)", other)
-    assert not await connection.fetchval("select messages.forget_rollup($1)", other)
-    assert len(await connection.fetch("select * from messages.rollup_summary()")) == 1
+    assert await connection.fetchval("select notifyq.forget_rollup($1)", other)
+    assert not await connection.fetchval("select notifyq.forget_rollup($1)", other)
+    assert len(await connection.fetch("select * from notifyq.rollup_summary()")) == 1
 
 
 @pytest.mark.parametrize(
@@ -300,4 +300,4 @@ async def test_of_two_lakes_one_has_to_be_named(connection: Connection, lake: in
 )  # fmt: skip
 async def test_a_wrong_grouping_is_refused(connection: Connection, arguments: str) -> None:
     with pytest.raises(InvalidArgumentError):
-        await connection.fetch(f"select * from messages.rollup_summary({arguments})")
+        await connection.fetch(f"select * from notifyq.rollup_summary({arguments})")

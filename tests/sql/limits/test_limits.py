@@ -279,7 +279,9 @@ async def test_a_fair_claim_finds_a_new_key_in_its_round(connection: Connection)
 
 async def in_turn(connection: Connection, *names: str) -> list[str]:
     """These keys in the order of their turns, which is that of their lanes."""
-    ordered = "select array_agg(n order by messages._lane('q', n)) from unnest($1::text[]) as u (n)"
+    ordered = (
+        "select array_agg(n order by notifyq.key_hash('q', n)) from unnest($1::text[]) as u (n)"
+    )
     keys: list[str] = await connection.fetchval(ordered, names)
     return keys
 
@@ -394,7 +396,7 @@ async def test_messages_without_a_key_are_one_tenant(connection: Connection) -> 
     had: Counter[str | None] = Counter()
     for _ in range(11):
         # They are looked for now and then, 1000 messages at a time.
-        await connection.execute("update messages.flow_state set walk_at = '-infinity'")
+        await connection.execute("update notifyq.flow_state set walk_at = '-infinity'")
         had.update(it["key"] for it in await claim(connection, 6))
     assert abs(had["big"] - had[None]) <= 12
     assert sum(had.values()) == 66
@@ -536,17 +538,19 @@ async def test_a_capacity_costs_other_queues_no_call(connection: Connection) -> 
 
 
 async def test_it_is_told_when_the_next_token_comes(connection: Connection) -> None:
-    assert await value(connection, "token_in", queues=["default"]) is None
+    assert await value(connection, "notifyq.rate_limit_wait", queues=["default"]) is None
     await limited(connection, rate=60, rate_period=HOUR, rate_burst=2)
     await put(connection, *[None] * 5)
-    assert await value(connection, "token_in", queues=["default", "q"]) == timedelta(days=1)
+    assert await value(connection, "notifyq.rate_limit_wait", queues=["default", "q"]) == timedelta(
+        days=1
+    )
     await claim(connection)
-    dry = await value(connection, "token_in", queues=["q"])
+    dry = await value(connection, "notifyq.rate_limit_wait", queues=["q"])
     assert timedelta(seconds=50) < dry <= timedelta(seconds=60)
     await value(connection, "alter_queue", name="q", rate=0, key_rate=6, key_rate_period=HOUR)
     await put(connection, "a", "a")
     assert len(await claim(connection)) == 4
-    dry = await value(connection, "token_in", queues=["q"])
+    dry = await value(connection, "notifyq.rate_limit_wait", queues=["q"])
     assert timedelta(seconds=590) < dry <= timedelta(seconds=600)
 
 
@@ -556,7 +560,7 @@ async def test_a_token_that_came_since_the_last_claim_is_told_of(
 ) -> None:
     async def token_in(since: int) -> timedelta:
         told: timedelta = await value(
-            connection, "token_in", queues=["q"], since=timedelta(seconds=since)
+            connection, "notifyq.rate_limit_wait", queues=["q"], since=timedelta(seconds=since)
         )
         return told
 
@@ -569,13 +573,13 @@ async def test_a_token_that_came_since_the_last_claim_is_told_of(
         await connection.execute(
             f"update messages.{table} set paid_at = clock_timestamp() - interval '1 second'"
         )
-    await connection.execute("select messages._sweep_flow(100)")
+    await connection.execute("select notifyq.sweep_limit_keys(100)")
     assert await token_in(0) == timedelta(days=1)
     assert timedelta(seconds=-10) < await token_in(10) <= timedelta(seconds=-1)
 
 
-KEYS = "select count(*) from messages.flow_key"
-CHARGES = "select count(*) from messages.flow_charge"
+KEYS = "select count(*) from notifyq.flow_key"
+CHARGES = "select count(*) from notifyq.flow_charge"
 
 
 async def test_keys_that_are_not_ahead_are_forgotten(connection: Connection) -> None:
@@ -588,8 +592,8 @@ async def test_keys_that_are_not_ahead_are_forgotten(connection: Connection) -> 
     assert len(await claim(connection, 3)) == 1
     assert await connection.fetchval(KEYS) == 4
     await rewind(connection, 180)
-    assert await connection.fetchval("select messages._sweep_flow(2)") == 2
-    assert await connection.fetchval("select messages._sweep_flow(100)") == 2
+    assert await connection.fetchval("select notifyq.sweep_limit_keys(2)") == 2
+    assert await connection.fetchval("select notifyq.sweep_limit_keys(100)") == 2
     assert await connection.fetchval(KEYS) == 0
 
 
@@ -638,7 +642,7 @@ async def test_a_key_pays_for_all_that_it_had_before_it_is_forgotten(
     assert await connection.fetchval(CHARGES) == 1
     # By now the bucket would be full again but for those four.
     await rewind(connection, 3 * 60)
-    assert await connection.fetchval("select messages._sweep_flow(100)") == 0
+    assert await connection.fetchval("select notifyq.sweep_limit_keys(100)") == 0
     assert await connection.fetchval(CHARGES) == 0
     assert len(await claim(connection, 40)) == 2 * 7
 

@@ -191,7 +191,7 @@ async def test_renotify_rings_once_for_each_queue_with_a_message_waiting(
     await bells.heard()
 
     for _ in range(2):
-        assert await value(connection, "renotify") == 2
+        assert await value(connection, "notifyq.renotify") == 2
         assert [bell.payload for bell in await bells.heard()] == [
             f"busy:{busy[1]}",
             f"default:{ids[0]}",
@@ -238,7 +238,7 @@ async def test_messages_without_a_queue_are_rejected_with_the_reason(
 ) -> None:
     await value(connection, "create_queue", name="q")
     other = await connect()
-    assert await value(other, "attend", queue="q")
+    assert await value(other, "notifyq.suppress", queue="q")
     await value(connection, "drop_queue", name="q")
     # The session that attends has not noticed, so publishers are silent and ask no registry.
     strays = [

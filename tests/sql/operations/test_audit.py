@@ -8,9 +8,9 @@ from support.database import Connection
 
 async def test_rows_say_who_did_what(connection: Connection) -> None:
     first = await connection.fetchval(
-        "select messages.audit('ann', 'queue.pause', 'a', '{\"n\": 1}', '10.0.0.1')"
+        "select notifyq.note_audit('ann', 'queue.pause', 'a', '{\"n\": 1}', '10.0.0.1')"
     )
-    second = await connection.fetchval("select messages.audit('bob', 'message.retry', '7')")
+    second = await connection.fetchval("select notifyq.note_audit('bob', 'message.retry', '7')")
     rows = await connection.fetch("select * from messages.audit_list()")
     user = await connection.fetchval("select current_user")
     assert [row["id"] for row in rows] == [second, first]
@@ -39,8 +39,8 @@ async def test_rows_are_found_by_each_part(
     connection: Connection, filtered: str, actors: list[str]
 ) -> None:
     await connection.execute(
-        "select messages.audit('ann', 'queue.pause', 'a'), "
-        "messages.audit('bob', 'message.retry', '7')"
+        "select notifyq.note_audit('ann', 'queue.pause', 'a'), "
+        "notifyq.note_audit('bob', 'message.retry', '7')"
     )
     rows = await connection.fetch(f"select actor from messages.audit_list({filtered})")
     assert [row["actor"] for row in rows] == actors
@@ -48,7 +48,7 @@ async def test_rows_are_found_by_each_part(
 
 async def test_a_long_name_is_cut_and_nobody_is_refused(connection: Connection) -> None:
     await connection.execute(
-        "select messages.audit($1, 'queue.pause', $1, jsonb_build_object('a', $1::text), $1)",
+        "select notifyq.note_audit($1, 'queue.pause', $1, jsonb_build_object('a', $1::text), $1)",
         "x" * 20_000,
     )
     row = await connection.fetchrow("select * from messages.audit")
@@ -57,16 +57,16 @@ async def test_a_long_name_is_cut_and_nobody_is_refused(connection: Connection) 
     assert row["details"] == {"too_long": True}
     for actor, action in (("", "queue.pause"), ("ann", "Pause it"), (None, "a"), ("ann", None)):
         with pytest.raises(InvalidArgumentError):
-            await connection.execute("select messages.audit($1, $2)", actor, action)
+            await connection.execute("select notifyq.note_audit($1, $2)", actor, action)
 
 
 async def test_old_rows_are_forgotten_a_few_at_a_time(connection: Connection) -> None:
     await connection.execute(
-        "select messages.audit('ann', 'queue.pause', n::text) from generate_series(1, 5) as n; "
+        "select notifyq.note_audit('ann', 'queue.pause', n::text) from generate_series(1, 5) as n; "
         "update messages.audit set acted_at = now() - interval '401 days' where subject <= '3'"
     )
-    assert await connection.fetchval("select messages._forget_audit(2)") == 2
-    assert await connection.fetchval("select messages._forget_audit(2)") == 1
-    assert await connection.fetchval("select messages._forget_audit(2)") == 0
+    assert await connection.fetchval("select notifyq.forget_audit(2)") == 2
+    assert await connection.fetchval("select notifyq.forget_audit(2)") == 1
+    assert await connection.fetchval("select notifyq.forget_audit(2)") == 0
     rows = await connection.fetch("select subject from messages.audit order by 1")
     assert [row["subject"] for row in rows] == ["4", "5"]

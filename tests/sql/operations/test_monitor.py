@@ -164,7 +164,7 @@ async def test_workers_say_that_they_are_there(connection: Connection, connect: 
     session = await connect(server_settings={"application_name": "notifyq worker"})
     await publish(connection, 3)
     await session.execute(
-        "select messages.note_worker('one', queues => '{default}', concurrency => 4, host => 'h', "
+        "select notifyq.worker_heartbeat('one', queues => '{default}', concurrency => 4, host => 'h', "
         "pid => 7, version => '1.2')"
     )
 
@@ -183,15 +183,15 @@ async def test_workers_say_that_they_are_there(connection: Connection, connect: 
         (held[0]["id"], "default", 1)
     ]
     assert (psql.held, psql.is_connected, psql.seen_at) == (1, None, None)
-    await session.execute("select messages.note_worker('one', is_stopping => true)")
+    await session.execute("select notifyq.worker_heartbeat('one', is_stopping => true)")
     assert (await states())["one"] == "stopping"
-    await connection.execute("update messages.worker set seen_at = now() - interval '1 minute'")
+    await connection.execute("update notifyq.worker set seen_at = now() - interval '1 minute'")
     assert (await states())["one"] == "silent"
     await session.close()
     await connection.fetchval("select pg_stat_clear_snapshot()")
     await gone(connection, one.session_pid)
     assert (await states())["one"] == "gone"
-    assert await value(connection, "forget_worker", worker="one")
+    assert await value(connection, "notifyq.remove_worker", worker="one")
     assert await states() == {"one": "unknown", "psql": "unknown"}
 
 
@@ -206,26 +206,26 @@ async def gone(connection: Connection, pid: int | None) -> None:
 
 async def test_a_worker_that_is_gone_for_long_is_forgotten(connection: Connection) -> None:
     for name in ("old", "new"):
-        await connection.execute("select messages.note_worker($1)", name)
+        await connection.execute("select notifyq.worker_heartbeat($1)", name)
     await connection.execute(
-        "update messages.worker set seen_at = now() - interval '2 hours' where name = 'old'"
+        "update notifyq.worker set seen_at = now() - interval '2 hours' where name = 'old'"
     )
-    assert await connection.fetchval("select messages._forget_workers(10)") == 1
+    assert await connection.fetchval("select notifyq.forget_workers(10)") == 1
     assert [it.name for it in await monitor.workers(connection)] == ["new"]
 
 
 async def test_a_worker_may_not_write_at_any_length(connection: Connection) -> None:
     with pytest.raises(asyncpg.CheckViolationError):
-        await connection.execute("select messages.note_worker(repeat('x', 501))")
+        await connection.execute("select notifyq.worker_heartbeat(repeat('x', 501))")
 
 
 async def test_coming_again_is_a_hot_update(connection: Connection) -> None:
     for _ in range(5):
-        await connection.execute("select messages.note_worker('one')")
+        await connection.execute("select notifyq.worker_heartbeat('one')")
     await connection.execute("select pg_stat_force_next_flush()")
     row = await connection.fetchrow(
         "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables "
-        "where relid = 'messages.worker'::regclass"
+        "where relid = 'notifyq.worker'::regclass"
     )
     assert row is not None
     assert row["n_tup_upd"] == row["n_tup_hot_upd"] >= 4
@@ -302,7 +302,10 @@ async def test_bells_are_counted_and_so_is_what_was_published(
     connection: Connection, connect: Connect
 ) -> None:
     async def counted() -> dict[tuple[str, str], float]:
-        return {(it["name"], it["subject"]): it["value"] for it in await rows(connection, "bells")}
+        return {
+            (it["name"], it["subject"]): it["value"]
+            for it in await rows(connection, "notifyq.notification_counters")
+        }
 
     await connection.execute("select messages.create_stream('s')")
     before = await counted()

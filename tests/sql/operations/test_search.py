@@ -91,7 +91,7 @@ async def test_live_messages_are_found_by_each_condition(connection: Connection)
         ({"since": "2026-01-01", "type": "t"}, [keyed]),
     ):
         assert await search(connection, "live", **conditions) == expected, conditions
-    found = {row["id"]: row for row in await rows(connection, "search_live")}
+    found = {row["id"]: row for row in await rows(connection, "notifyq.search_live")}
     assert found[blocked]["state"] == "blocked"
     assert found[other]["worker"] == "host-7"
     assert found[plain]["message"] == {"n": 1, "to": {"x": "é"}}
@@ -136,7 +136,7 @@ async def test_finished_messages_are_found_by_each_condition(connection: Connect
     ):
         assert await search(connection, **conditions) == expected, conditions
     assert sorted(i or 0 for i in await search(connection)) == sorted(newest)
-    found = {row["id"]: row for row in await rows(connection, "search_archive")}
+    found = {row["id"]: row for row in await rows(connection, "notifyq.search_archive")}
     assert found[lost[0]]["retried_as"] is not None
     assert found[lost[1]]["retried_as"] is None
 
@@ -159,7 +159,9 @@ async def test_pages_follow_each_other_without_a_gap_or_a_repetition(
     found: list[int] = []
     place: dict[str, Any] = {}
     while True:
-        page = await rows(connection, "search_archive", conditions=conditions, quantity=3, **place)
+        page = await rows(
+            connection, "notifyq.search_archive", conditions=conditions, quantity=3, **place
+        )
         found += [row["id"] for row in page if row["state"] != "more"]
         if not page or page[-1]["state"] != "more":
             break
@@ -172,7 +174,7 @@ async def test_pages_of_live_messages_follow_each_other(connection: Connection) 
     found: list[int] = []
     place: dict[str, Any] = {}
     while True:
-        page = await rows(connection, "search_live", quantity=4, **place)
+        page = await rows(connection, "notifyq.search_live", quantity=4, **place)
         found += [row["id"] for row in page if row["state"] != "more"]
         if not page or page[-1]["state"] != "more":
             break
@@ -183,12 +185,16 @@ async def test_pages_of_live_messages_follow_each_other(connection: Connection) 
 async def test_a_search_stops_in_time_and_says_where(connection: Connection) -> None:
     ids = await archive(connection, 3000, details="x")
     needle = {"error": "needle"}
-    (row,) = await rows(connection, "search_archive", conditions=needle, budget=timedelta(0))
+    (row,) = await rows(
+        connection, "notifyq.search_archive", conditions=needle, budget=timedelta(0)
+    )
     assert row["state"] == "more"
     assert row["id"] > ids[0]
     assert await search(connection, **needle) == []
     live = await publish(connection, 3000)
-    (row,) = await rows(connection, "search_live", conditions={"type": "t"}, budget=timedelta(0))
+    (row,) = await rows(
+        connection, "notifyq.search_live", conditions={"type": "t"}, budget=timedelta(0)
+    )
     assert (row["state"], row["id"] > live[0]) == ("more", True)
     assert await search(connection, "live", type="t") == []
 
@@ -217,7 +223,7 @@ async def test_a_long_payload_is_not_in_a_list(connection: Connection) -> None:
     long = "to_jsonb((select string_agg(md5((i * j)::text), '') from generate_series(1, 99) as j))"
     await archive(connection, 1, message=long)
     await archive(connection, 1, at=NOON)
-    found = await rows(connection, "search_archive")
+    found = await rows(connection, "notifyq.search_archive")
     assert [row["message"] for row in found] == [None, {"n": 1}]
 
 
@@ -228,7 +234,7 @@ async def test_dead_messages_are_grouped_by_what_their_errors_have_in_common(
     last = await archive(connection, 2, queue="other", details="Timeout after 5 s", at=NOON)
     unnamed = await archive(connection, 1, status="rejected", details=None)
     await archive(connection, 9, status="success", details=None)
-    first, second, rest = await rows(connection, "dead_groups")
+    first, second, rest = await rows(connection, "notifyq.dead_groups")
     assert dict(first) == {
         "fingerprint": "Timeout after <n> s",
         "dead": 5,
@@ -244,8 +250,8 @@ async def test_dead_messages_are_grouped_by_what_their_errors_have_in_common(
     assert (rest["fingerprint"], rest["dead"], rest["last_id"]) == (None, 6, None)
     await value(connection, "create_queue", name="q")
     await retry(connection, *unnamed)
-    assert len(await rows(connection, "dead_groups")) == 2
-    of_q, _ = await rows(connection, "dead_groups", conditions={"queue": "q"})
+    assert len(await rows(connection, "notifyq.dead_groups")) == 2
+    of_q, _ = await rows(connection, "notifyq.dead_groups", conditions={"queue": "q"})
     assert of_q["dead"] == 3
 
 
@@ -258,20 +264,20 @@ async def test_groups_are_those_of_the_fingerprints(connection: Connection) -> N
     ]  # fmt: skip
     for text in texts:
         await archive(connection, 1, details=text, at=NOON)
-    *groups, _ = await rows(connection, "dead_groups", quantity=100)
+    *groups, _ = await rows(connection, "notifyq.dead_groups", quantity=100)
     assert sum(row["dead"] for row in groups) == len(texts)
     expected = await connection.fetch(
-        "select distinct messages.error_fingerprint(t) from unnest($1::text[]) as t", texts
+        "select distinct notifyq.error_fingerprint(t) from unnest($1::text[]) as t", texts
     )
     assert {row["fingerprint"] for row in groups} == {row[0] for row in expected}
 
 
 async def test_groups_go_on_where_they_stopped(connection: Connection) -> None:
     await archive(connection, 1500)
-    *_, rest = await rows(connection, "dead_groups", budget=timedelta(0))
+    *_, rest = await rows(connection, "notifyq.dead_groups", budget=timedelta(0))
     assert rest["dead"] == 1000
     group, end = await rows(
-        connection, "dead_groups", before_at=rest["first_at"], before_id=rest["last_id"]
+        connection, "notifyq.dead_groups", before_at=rest["first_at"], before_id=rest["last_id"]
     )
     assert (group["dead"], end["dead"], end["last_id"]) == (500, 500, None)
 
@@ -297,9 +303,9 @@ async def test_all_that_match_are_published_again_once_in_their_order(
     await archive(connection, 2, details="another")
     until = (datetime.now(UTC) + timedelta(seconds=5)).isoformat()
     same = {"fingerprint": "no luck", "until": until}
-    (count,) = await rows(connection, "dead_matching", conditions=same)
+    (count,) = await rows(connection, "notifyq.count_dead_matching", conditions=same)
     assert (count["found"], count["is_over"]) == (11, True)
-    (count,) = await rows(connection, "dead_matching", conditions=same, quantity=4)
+    (count,) = await rows(connection, "notifyq.count_dead_matching", conditions=same, quantity=4)
     assert (count["found"], count["is_over"]) == (4, False)
     assert sum(done for _, done in await steps(connection, "dead_retry_matching", **same)) == 10
     again = await connection.fetch(
@@ -345,21 +351,23 @@ async def test_relatives_are_those_before_after_and_again(connection: Connection
     await value(connection, "create_queue", name="q")
     first, second = await publish(connection, 2, "q")
     held = await value(connection, "publish", queue="q", message=9, after=[first, second])
-    assert [tuple(row)[:4] for row in await rows(connection, "relatives", id=held)] == [
+    assert [
+        tuple(row)[:4] for row in await rows(connection, "notifyq.message_relatives", id=held)
+    ] == [
         ("after", first, "q", "waiting"),
         ("after", second, "q", "waiting"),
     ]
-    assert [tuple(row)[:4] for row in await rows(connection, "relatives", id=first)] == [
-        ("before", held, "q", "blocked")
-    ]
+    assert [
+        tuple(row)[:4] for row in await rows(connection, "notifyq.message_relatives", id=first)
+    ] == [("before", held, "q", "blocked")]
     (dead,) = await archive(connection, 1)
     (again,) = await retry(connection, dead)
-    ((kind, id_, queue, state, at),) = await rows(connection, "relatives", id=dead)
+    ((kind, id_, queue, state, at),) = await rows(connection, "notifyq.message_relatives", id=dead)
     assert (kind, id_, queue, state) == ("retried_as", again, "q", "waiting")
     assert at is not None
-    assert [tuple(row)[:4] for row in await rows(connection, "relatives", id=again)] == [
-        ("retry_of", dead, "q", "failed")
-    ]
+    assert [
+        tuple(row)[:4] for row in await rows(connection, "notifyq.message_relatives", id=again)
+    ] == [("retry_of", dead, "q", "failed")]
 
 
 async def test_what_is_for_later_can_run_now(connection: Connection, bells: Bells) -> None:
@@ -378,7 +386,7 @@ async def test_what_is_for_later_can_run_now(connection: Connection, bells: Bell
 
 async def test_a_reader_looks_and_does_not_touch(connection: Connection) -> None:
     await connection.execute("set role notifyq_reader")
-    await rows(connection, "search_archive")
+    await rows(connection, "notifyq.search_archive")
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await rows(connection, "dead_retry_matching", conditions={"until": "2026-01-01"})
     await connection.execute("reset role")

@@ -182,7 +182,7 @@ async def test_a_delay_counts_from_the_end_of_the_last(connection: Connection) -
     late = await after(connection, [first], available_at=now + 2 * HOUR)
     early = await after(connection, [first], available_at=now - HOUR)
     await connection.execute(
-        "update messages.dependency set available_at = available_at - interval '1 hour'"
+        "update notifyq.dependency set available_at = available_at - interval '1 hour'"
     )
     assert [await state(connection, it) for it in (delayed, late, early)] == 3 * [("scheduled", 1)]
     await finish(connection, first)
@@ -227,7 +227,7 @@ async def test_the_upkeep_finds_what_ended_unnoticed_and_forgets_what_is_gone(
     await connection.execute("delete from messages.message where id = any ($1)", [first, gone])
     await value(connection, "maintain")
     assert await state(connection, run) == ("waiting", None)
-    kept = "select array_agg(distinct message_id) from messages.dependency"
+    kept = "select array_agg(distinct message_id) from notifyq.dependency"
     assert await connection.fetchval(kept) == [run]
     await finish(connection, run)
     assert await connection.fetchval(kept) is None

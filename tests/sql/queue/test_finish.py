@@ -321,7 +321,7 @@ async def test_the_backoff_doubles_up_to_its_bound_less_at_most_half(
 ) -> None:
     found = await connection.fetchrow(
         "select min(d.delay), max(d.delay), count(distinct d.delay) from ("
-        "  select messages._backoff('2 seconds', '30 seconds', $1) as delay"
+        "  select notifyq.backoff('2 seconds', '30 seconds', $1) as delay"
         "  from generate_series(1, 500)"
         ") as d",
         attempts,

@@ -228,7 +228,7 @@ async def test_a_delay_counts_from_the_call_not_from_the_start_of_the_transactio
 async def test_a_message_due_within_a_minute_rings_so_that_sleepers_know_when_to_look(
     connection: Connection, bells: Bells
 ) -> None:
-    next_due = "select messages.next_due(array['default', 'default'])"
+    next_due = "select notifyq.next_due(array['default', 'default'])"
     await value(connection, "publish", queue="default", message=1, available_at=NEVER)
     assert await connection.fetchval(next_due) is None
     soon = await value(
@@ -240,7 +240,7 @@ async def test_a_message_due_within_a_minute_rings_so_that_sleepers_know_when_to
     await make_due(connection, soon)
     # As for one that has looked a little before it was due.
     assert await connection.fetchval(
-        "select messages.next_due('{default}', since => '1 minute') < '0'"
+        "select notifyq.next_due('{default}', since => '1 minute') < '0'"
     )
     assert timedelta(minutes=59) < await connection.fetchval(next_due) < timedelta(hours=1)
     await value(connection, "cancel", id=late)

@@ -103,7 +103,7 @@ async def test_a_window_outlives_the_message(connection: Connection) -> None:
     kept, other = await publish_many(connection, ["k", "l"], dedup_window=MINUTE)
     assert kept == first
     assert await live(connection) == [(other, 1)]
-    await connection.execute("update messages.dedup set expires_at = now() where dedup_key = 'k'")
+    await connection.execute("update notifyq.dedup set expires_at = now() where dedup_key = 'k'")
     second = await publish(connection, 3, dedup_window=HOUR)
     assert second > first
     assert await publish(connection, 4, dedup_window=HOUR) == second
@@ -111,7 +111,7 @@ async def test_a_window_outlives_the_message(connection: Connection) -> None:
 
 async def test_a_message_that_outlives_its_window_has_its_key(connection: Connection) -> None:
     first = await publish(connection, dedup_window=HOUR)
-    await connection.execute("update messages.dedup set expires_at = now()")
+    await connection.execute("update notifyq.dedup set expires_at = now()")
     assert await publish(connection, 2, dedup_window=HOUR) == first
     await finish(connection, await claim(connection))
     # Nothing was published, so nothing has a window.
@@ -125,9 +125,9 @@ async def test_windows_that_are_over_are_forgotten_and_those_of_a_queue_go_with_
     await publish(connection, queue="q", dedup_window=HOUR)
     for key in "abc":
         await publish(connection, dedup_key=key, dedup_window=HOUR)
-    await connection.execute("update messages.dedup set expires_at = now() where dedup_key < 'c'")
+    await connection.execute("update notifyq.dedup set expires_at = now() where dedup_key < 'c'")
     await value(connection, "maintain")
-    keys = "select array_agg(dedup_key order by dedup_key) from messages.dedup"
+    keys = "select array_agg(dedup_key order by dedup_key) from notifyq.dedup"
     assert await connection.fetchval(keys) == ["c", "k"]
     await value(connection, "drop_queue", name="q", force=True)
     assert await connection.fetchval(keys) == ["c"]
@@ -223,7 +223,7 @@ async def test_of_many_with_one_key_and_a_window_all_get_the_one_that_stands(
     ids = await publish_many(connection, keys, dedup_window=HOUR)
     assert ids == [first, ids[1], ids[1], first]
     assert await publish_many(connection, keys[::-1], dedup_window=HOUR) == ids[::-1]
-    taken = await connection.fetch("select dedup_key, id from messages.dedup")
+    taken = await connection.fetch("select dedup_key, id from notifyq.dedup")
     assert [tuple(row) for row in taken] == [("a", ids[1])]
 
 

@@ -197,9 +197,9 @@ async def test_release_orphans_gives_up_what_its_worker_does_not_know_of(
     await rows(connection, "claim", quantity=1, worker="somebody else")
     await bells.heard()
 
-    assert await value(connection, "release_orphans", worker="me", known=[ids[1]]) == 2
+    assert await value(connection, "notifyq.release_orphans", worker="me", known=[ids[1]]) == 2
     locked = await rows(connection, "message_list", state="locked")
     assert [row["id"] for row in locked] == [ids[1], ids[3]]
     assert [bell.payload for bell in await bells.heard()] == [f"default:{ids[0]},{ids[2]}"]
-    assert await value(connection, "release_orphans", worker="me", known=[ids[1]]) == 0
-    assert await value(connection, "release_orphans", worker="me", known=[]) == 1
+    assert await value(connection, "notifyq.release_orphans", worker="me", known=[ids[1]]) == 0
+    assert await value(connection, "notifyq.release_orphans", worker="me", known=[]) == 1

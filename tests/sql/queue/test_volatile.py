@@ -144,7 +144,7 @@ async def test_a_queue_with_messages_does_not_change_its_kind(connection: Connec
         await connection.execute(f"select messages.take('{name}')")
         await connection.execute(change.replace("$1", f"'{name}'").replace("$2", str(durable)))
     await value(connection, "publish", queue="default", message=1)
-    assert await connection.fetchval("select count(*) from messages.message_volatile") == 1
+    assert await connection.fetchval("select count(*) from notifyq.message_volatile") == 1
 
 
 async def test_nothing_waits_for_what_may_be_gone(connection: Connection) -> None:

@@ -77,8 +77,8 @@ async def test_a_new_definition_keeps_what_is_due_and_whether_it_is_enabled(
     moved = await move(connection, HOURS_AGO.format(1))
     assert await define(connection, message={"n": 2})
     assert (await info(connection))["next_at"] == moved
-    assert await value(connection, "disable_schedule", name="s")
-    assert not await value(connection, "disable_schedule", name="s")
+    assert await value(connection, "pause_schedule", name="s")
+    assert not await value(connection, "pause_schedule", name="s")
     assert await define(connection, cron="@daily")
     assert not (await info(connection))["enabled"]
     assert (await info(connection))["next_at"] > moved
@@ -110,10 +110,10 @@ async def test_what_cannot_be_is_refused_when_it_is_defined(connection: Connecti
 
 async def test_a_run_is_published_in_time_and_rings(connection: Connection, bells: Bells) -> None:
     await define(connection, message={"n": 1}, headers={"h": 1}, type="t", priority=3, key="k")
-    assert await value(connection, "fire_schedules") == 0
+    assert await value(connection, "notifyq.fire_schedules") == 0
     at = await move(connection, "date_trunc('second', clock_timestamp())")
-    assert await value(connection, "fire_schedules") == 1
-    assert await value(connection, "fire_schedules") == 0
+    assert await value(connection, "notifyq.fire_schedules") == 1
+    assert await value(connection, "notifyq.fire_schedules") == 0
     (message,) = await connection.fetch("select * from messages.message")
     assert (message["message"], message["type"], message["priority"], message["key"]) == (
         {"n": 1}, "t", 3, "k")  # fmt: skip
@@ -144,7 +144,7 @@ async def test_missed_runs_are_made_up_for(
     )
     first = last - timedelta(hours=2)
     await connection.execute("update messages.schedule set next_at = $1", first)
-    await value(connection, "fire_schedules")
+    await value(connection, "notifyq.fire_schedules")
     assert await due(connection) == [last - timedelta(hours=ago - 1) for ago in expected]
     after = await info(connection)
     assert after["next_at"] == last + timedelta(hours=1)
@@ -156,7 +156,7 @@ async def test_years_without_anybody_take_no_longer(connection: Connection) -> N
     await define(connection, cron="* * * * * *", backfill=100)
     await move(connection, "'2001-01-01Z'")
     async with asyncio.timeout(20):
-        assert await value(connection, "fire_schedules") == 100
+        assert await value(connection, "notifyq.fire_schedules") == 100
     times = await due(connection)
     assert times == [times[0] + timedelta(seconds=n) for n in range(100)]
 
@@ -170,7 +170,7 @@ async def test_overlapping_runs_are_left_out(connection: Connection) -> None:
             "update messages.schedule set next_at = next_at - interval '2 hours'"
         )
         before = await rows(connection, "schedule_info")
-        await value(connection, "fire_schedules")
+        await value(connection, "notifyq.fire_schedules")
         after = await rows(connection, "schedule_info")
         pairs = zip(before, after, strict=True)
         return {old["name"] for old, new in pairs if new["last_id"] != old["last_id"]}
@@ -190,7 +190,7 @@ async def test_overlapping_runs_are_left_out(connection: Connection) -> None:
 async def test_jitter_makes_a_run_available_later(connection: Connection) -> None:
     await define(connection, jitter=timedelta(days=1))
     await move(connection, "date_trunc('hour', clock_timestamp())")
-    await value(connection, "fire_schedules")
+    await value(connection, "notifyq.fire_schedules")
     (message,) = await connection.fetch("select * from messages.message")
     at = datetime.fromisoformat(message["headers"]["due"])
     assert at <= message["available_at"] <= at + timedelta(days=1)
@@ -211,7 +211,7 @@ async def test_one_that_fails_stops_neither_the_others_nor_the_upkeep(
     assert (await info(connection))["last_id"]
     assert [text for text in await notices.said("WARNING") if "broken cannot fire" in text]
     # Not again at once, ...
-    assert await value(connection, "fire_schedules") == 0
+    assert await value(connection, "notifyq.fire_schedules") == 0
     assert await notices.said("WARNING") == []
     # ... but when it can, and then what is due is not lost.
     await value(connection, "create_queue", name="gone")
@@ -219,23 +219,23 @@ async def test_one_that_fails_stops_neither_the_others_nor_the_upkeep(
         "update messages.schedule set failed_at = failed_at - interval '1 minute' "
         "where failed_at is not null"
     )
-    assert await value(connection, "fire_schedules") == 1
+    assert await value(connection, "notifyq.fire_schedules") == 1
     mended = await info(connection, "broken")
     assert (mended["failed_at"], mended["last_error"]) == (None, None)
 
 
 async def test_run_now_disable_enable_and_remove(connection: Connection) -> None:
     await define(connection)
-    await value(connection, "disable_schedule", name="s")
+    await value(connection, "pause_schedule", name="s")
     before = await move(connection, HOURS_AGO.format(5))
-    assert await value(connection, "fire_schedules") == 0
+    assert await value(connection, "notifyq.fire_schedules") == 0
     id_ = await value(connection, "run_schedule", name="s")
     row = await info(connection)
     assert (row["last_id"], row["next_at"]) == (id_, before)
-    assert await value(connection, "enable_schedule", name="s")
-    assert not await value(connection, "enable_schedule", name="s")
+    assert await value(connection, "resume_schedule", name="s")
+    assert not await value(connection, "resume_schedule", name="s")
     # What came while it was disabled is not made up for.
-    assert await value(connection, "fire_schedules") == 0
+    assert await value(connection, "notifyq.fire_schedules") == 0
     assert await value(connection, "unschedule", name="s")
     assert not await value(connection, "unschedule", name="s")
     for function in ("run_schedule", "enable_schedule", "disable_schedule"):

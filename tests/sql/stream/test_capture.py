@@ -415,7 +415,7 @@ async def test_rights_are_those_of_the_owner_of_the_table(
             await other.execute("select messages.capture('mine', 'changes')")
         await other.execute(
             "create trigger t after insert on mine for each row "
-            "execute function messages.capture_each('changes', '')"
+            "execute function notifyq.capture_each('changes', '')"
         )
         with pytest.raises(QueueDeniedError, match="the owner of the captured table"):
             await other.execute("insert into mine values (1)")

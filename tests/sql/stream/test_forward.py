@@ -49,7 +49,7 @@ async def test_a_claim_finds_what_was_published_into_the_stream(forwarding: Conn
         {"trace": "t", "stream": "orders", "event": id_} for id_ in ids
     ]
     assert await claimed(forwarding) == []
-    assert await value(forwarding, "forward_pending") == 0
+    assert await value(forwarding, "notifyq.forward_pending") == 0
     (info,) = await rows(forwarding, "subscription_info", stream="orders")
     assert (info["pending"], info["current_batch"]) == (0, None)
 
@@ -76,10 +76,10 @@ async def test_each_event_is_moved_once_or_with_the_transaction_not_at_all(
     await publish(forwarding, 3, "orders")
     transaction = forwarding.transaction()
     await transaction.start()
-    assert await value(forwarding, "forward_pending") == 3
+    assert await value(forwarding, "notifyq.forward_pending") == 3
     await transaction.rollback()
     assert await forwarding.fetchval("select count(*) from messages.message") == 0
-    assert await value(forwarding, "forward_pending", quantity=2) == 2
+    assert await value(forwarding, "notifyq.forward_pending", quantity=2) == 2
     assert await claimed(forwarding) == [0, 1, 2]
 
 
@@ -98,7 +98,7 @@ async def test_a_filter_leaves_events_out(connection: Connection) -> None:
     await connection.execute(
         "select messages.forward('orders', 'few', 'packing', 'start', '$.n >= 8')"
     )
-    assert await value(connection, "forward_pending") == 10
+    assert await value(connection, "notifyq.forward_pending") == 10
     assert await claimed(connection) == [{"n": 8}, {"n": 9}]
     (forward,) = await rows(connection, "forwards", stream="orders")
     assert (forward["subscriber"], forward["queue"]) == ("few", "packing")
@@ -117,7 +117,7 @@ async def test_what_the_queue_does_not_take_is_a_dead_event(
     await rows(
         forwarding, "publish_many", queue="orders", messages=["a", "b" * 5000, "c"], type="t"
     )  # fmt: skip
-    assert await value(forwarding, "forward_pending") == 3
+    assert await value(forwarding, "notifyq.forward_pending") == 3
     assert await claimed(forwarding) == ["a", "c"]
     (dead,) = await rows(forwarding, "dead_list", queue="orders", subscriber="warehouse")
     assert (dead["status"], dead["message"], dead["type"]) == ("rejected", "b" * 5000, "t")
@@ -134,9 +134,9 @@ async def test_what_the_queue_does_not_take_is_a_dead_event(
 async def test_events_wait_while_the_queue_is_full(forwarding: Connection) -> None:
     await value(forwarding, "alter_queue", name="packing", capacity=4)
     await publish(forwarding, 3, "orders")
-    assert await value(forwarding, "forward_pending") == 3
+    assert await value(forwarding, "notifyq.forward_pending") == 3
     await publish(forwarding, 3, "orders")
-    assert await value(forwarding, "forward_pending") == 0
+    assert await value(forwarding, "notifyq.forward_pending") == 0
     first = await rows(forwarding, "claim", queues=["packing"], quantity=10)
     for row in first:
         await value(forwarding, "finish", id=row["id"], lock_token=row["lock_token"])
@@ -152,7 +152,7 @@ async def test_one_that_cannot_go_on_says_so_and_stops_no_other(
     await value(forwarding, "forward", stream="orders", subscriber="second", queue="other")
     await value(forwarding, "drop_queue", name="packing")
     await publish(forwarding, 1, "orders")
-    assert await value(forwarding, "forward_pending") == 1
+    assert await value(forwarding, "notifyq.forward_pending") == 1
     assert await claimed(forwarding, "other") == [0]
     (said,) = await notices.said("WARNING")
     assert "there is no queue 'packing'" in said
@@ -160,7 +160,7 @@ async def test_one_that_cannot_go_on_says_so_and_stops_no_other(
     assert failed == [None, "there is no queue 'packing'"]
     await value(forwarding, "create_queue", name="packing")
     assert await claimed(forwarding) == []
-    await forwarding.execute("update messages.forward set failed_at = now() - interval '1 hour'")
+    await forwarding.execute("update notifyq.forward set failed_at = now() - interval '1 hour'")
     assert await claimed(forwarding) == [0]
     assert (await rows(forwarding, "forwards"))[1]["failed_at"] is None
 
@@ -178,7 +178,7 @@ async def test_who_moves_needs_no_right_but_who_forwards_does(
         await publish(forwarding, 1, "orders")
         worker = await connect()
         await worker.execute(f"set role {role}")
-        assert await value(worker, "forward_pending") == 1
+        assert await value(worker, "notifyq.forward_pending") == 1
         await forwarding.execute(
             "grant execute on function messages.forward(text, text, text, text, jsonpath), "
             f"messages.unforward(text, text, boolean) to {role}"

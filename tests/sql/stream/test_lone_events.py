@@ -135,9 +135,9 @@ async def test_what_an_event_cannot_be_is_refused(
 async def test_any_bell_takes_events(connection: Connection, bell: str) -> None:
     await value(connection, "alter_stream", name="s", bell=bell)
     assert (await room(connection) is None) == (bell == "always")
-    before = await connection.fetchval("select last_value from messages.event_bell_seq")
+    before = await connection.fetchval("select last_value from notifyq.event_notification_seq")
     await connection.fetchval(PUBLISH, "1")
     await connection.fetchval(PUBLISH, "2")
-    after = await connection.fetchval("select last_value from messages.event_bell_seq")
+    after = await connection.fetchval("select last_value from notifyq.event_notification_seq")
     assert (after > before) == (bell == "always")
     assert await connection.fetchval("select count(*) from messages.event") == 2

@@ -70,7 +70,7 @@ async def test_what_kills_its_reader_is_dead_after_its_attempts(connection: Conn
     assert reader.sizes == [100, 10, 1, 1, 1]
     assert sorted(reader.done) == sorted({*ids} - {ids[37]})
     assert await dead(connection) == [(ids[37], 5)]
-    assert not await connection.fetchval("select count(*) from messages.event_retry")
+    assert not await connection.fetchval("select count(*) from notifyq.event_retry")
     # Retried by hand it may kill once more, alone or not, and is dead again.
     await connection.fetch("select messages.dead_retry(id) from messages.dead_message")
     assert not await reader.live()
@@ -132,7 +132,7 @@ async def test_what_has_an_outcome_keeps_it(connection: Connection) -> None:
     await value(connection, "fail_event", batch=batch, event=ids[1], reason="no")
     assert await reader.recover() == 1
     found = await connection.fetch(
-        "select event_id, retries, reason, due_at > now() from messages.event_retry order by 1"
+        "select event_id, retries, reason, due_at > now() from notifyq.event_retry order by 1"
     )
     assert [tuple(row) for row in found] == [
         (ids[0], 1, "later", True),
@@ -149,14 +149,14 @@ async def test_who_leaves_with_a_word_has_made_no_attempt(connection: Connection
     await publish(connection, 3, "s")
     reader = Reader(connection)
     batch = await reader.open()
-    assert await value(connection, "leave_batch", batch=batch)
+    assert await value(connection, "release_batch", batch=batch)
     assert await reader.recover() == 0
     assert await reader.open() == batch
     # The next one has given no word.
     assert await reader.recover() == 3
-    assert not await value(connection, "leave_batch", batch=batch)
+    assert not await value(connection, "release_batch", batch=batch)
     with pytest.raises(BatchNotFoundError):
-        await value(connection, "leave_batch", batch=10**9)
+        await value(connection, "release_batch", batch=10**9)
 
 
 @pytest.mark.usefixtures("stream")
@@ -193,20 +193,20 @@ async def test_of_two_that_finish_and_recover_one_has_its_way(
 @pytest.mark.usefixtures("stream")
 async def test_when_the_first_comes_again(connection: Connection) -> None:
     asked = {"stream": "s", "subscriber": "a"}
-    assert await value(connection, "next_retry", **asked) is None
+    assert await value(connection, "notifyq.next_retry", **asked) is None
     await publish(connection, 2, "s")
     batch = await value(connection, "next_batch", **asked)
-    assert await value(connection, "next_retry", **asked) is None
+    assert await value(connection, "notifyq.next_retry", **asked) is None
     for delay in (timedelta(hours=2), timedelta(hours=1)):
         [event, *_] = [
             row["id"]
             for row in await rows(connection, "batch_events", batch=batch)
             if not await connection.fetchval(
-                "select count(*) from messages.event_retry where event_id = $1", row["id"]
+                "select count(*) from notifyq.event_retry where event_id = $1", row["id"]
             )
         ]
         await value(connection, "retry_event", batch=batch, event=event, delay=delay)
-    left = await value(connection, "next_retry", **asked)
+    left = await value(connection, "notifyq.next_retry", **asked)
     assert timedelta(minutes=59) < left <= timedelta(hours=1)
-    await connection.execute("update messages.event_retry set due_at = now() - interval '1 day'")
-    assert await value(connection, "next_retry", **asked) == timedelta(0)
+    await connection.execute("update notifyq.event_retry set due_at = now() - interval '1 day'")
+    assert await value(connection, "notifyq.next_retry", **asked) == timedelta(0)

@@ -49,7 +49,7 @@ async def postpone(
 async def retry_batch(connection: Connection, subscriber: str, quantity: int = 10) -> int | None:
     """Call the function alone, behind the last batch of the subscriber."""
     batch: int | None = await connection.fetchval(
-        "select messages._retry_batch(messages._last_batch(u.id), $2, null) "
+        "select notifyq.select_retry_batch(notifyq.last_batch(u.id), $2, null) "
         "from messages.subscription as u where u.name = $1",
         subscriber,
         quantity,
@@ -60,7 +60,7 @@ async def retry_batch(connection: Connection, subscriber: str, quantity: int = 1
 async def waiting(connection: Connection, subscriber: str) -> list[int]:
     """Return the events of a subscriber that no batch holds."""
     found = await connection.fetch(
-        "select r.event_id from messages.event_retry as r "
+        "select r.event_id from notifyq.event_retry as r "
         "join messages.subscription as u on u.id = r.subscription "
         "where u.name = $1 and r.batch is null order by r.event_id",
         subscriber,

@@ -151,10 +151,10 @@ async def test_whoever_reads_at_this_moment_is_left_alone(
 async def test_skipping_is_bounded_and_goes_on(connection: Connection) -> None:
     await stream(connection, "slow", max_events=10)
     ids = await publish(connection, 50, "s")
-    assert await value(connection, "_skip_behind", quantity=15) == 15
-    assert await value(connection, "_skip_behind", quantity=15) == 15
-    assert await value(connection, "_skip_behind", quantity=15) == 10
-    assert await value(connection, "_skip_behind", quantity=15) == 0
+    assert await value(connection, "notifyq.skip_behind", quantity=15) == 15
+    assert await value(connection, "notifyq.skip_behind", quantity=15) == 15
+    assert await value(connection, "notifyq.skip_behind", quantity=15) == 10
+    assert await value(connection, "notifyq.skip_behind", quantity=15) == 0
     assert await read(connection, "slow") == ids[40:]
     assert await value(connection, "dead_count", subscriber="slow") == 3
 

@@ -244,7 +244,7 @@ async def test_grants_of_the_stream_are_checked(connection: Connection) -> None:
                 await connection.execute(INSERT, 1)
         with pytest.raises(QueueDeniedError):
             async with connection.transaction():
-                await connection.fetchval("select messages.admit_event('s', '1', null)")
+                await connection.fetchval("select notifyq.admit_event('s', '1', null)")
     async with connection.transaction():
         await connection.execute("set local role notifyq_admin")
         await connection.execute(INSERT, 1)
@@ -263,10 +263,10 @@ async def test_an_insert_rings_as_its_stream_does(
     rung = bell != "off"
     assert bool(await bells.heard("new_event")) == rung
     attending = await connect()
-    assert await value(attending, "attend_stream", stream="s") == (bell == "auto")
+    assert await value(attending, "notifyq.suppress_stream", stream="s") == (bell == "auto")
     await connection.execute(INSERT, 2)
     assert bool(await bells.heard("new_event")) == (bell == "always")
-    await value(attending, "unattend_streams", streams=["s"])
+    await value(attending, "notifyq.unsuppress_streams", streams=["s"])
     await connection.execute(INSERT, 3)
     assert bool(await bells.heard("new_event")) == rung
     assert [it[3] for it in await events(connection)] == [1, 2, 3]
@@ -277,12 +277,12 @@ async def test_who_stops_attending_waits_for_what_was_inserted_silently(
     connection: Connection, connect: Connect
 ) -> None:
     attending = await connect()
-    assert await value(attending, "attend_stream", stream="s")
+    assert await value(attending, "notifyq.suppress_stream", stream="s")
     async with connection.transaction():
         await connection.execute(INSERT, 1)
-        taken_back = await value(attending, "unattend_streams", streams=["s"])
-        assert not await value(attending, "settled", number=taken_back)
-    assert await value(attending, "settled", number=taken_back)
+        taken_back = await value(attending, "notifyq.unsuppress_streams", streams=["s"])
+        assert not await value(attending, "notifyq.is_transaction_over", number=taken_back)
+    assert await value(attending, "notifyq.is_transaction_over", number=taken_back)
 
 
 @pytest.mark.usefixtures("stream")

@@ -18,7 +18,7 @@ from notifyq.errors import (
 )
 from support.database import Bells, Connect, Connection, until_blocked
 
-COMMIT = "select * from messages.commit_load($1, $2, $3, $4)"
+COMMIT = "select * from notifyq.commit_load($1, $2, $3, $4)"
 LIVE = "select queue, message #>> '{}' from messages.message order by id"
 
 
@@ -26,7 +26,7 @@ async def stage(
     connection: Connection, load: str, rows: list[tuple[str, str]], **more: object
 ) -> int:
     """Stage rows of (queue, JSON) under a new number."""
-    attempt: int = await connection.fetchval("select messages.begin_attempt($1)", load)
+    attempt: int = await connection.fetchval("select notifyq.begin_attempt($1)", load)
     await connection.copy_records_to_table(
         "load_row",
         schema_name="messages",
@@ -38,7 +38,7 @@ async def stage(
 
 async def begin(connection: Connection, load: str = "l", epoch: int | None = None) -> bool:
     found: bool = await connection.fetchval(
-        "select is_new from messages.begin_load($1, $2)", load, epoch
+        "select is_new from notifyq.begin_load($1, $2)", load, epoch
     )
     return found
 
@@ -84,9 +84,9 @@ async def test_each_epoch_of_a_load_that_goes_on_is_published_once(connection: C
 
 async def test_options_of_a_row_are_those_of_a_publication(connection: Connection) -> None:
     await begin(connection)
-    attempt = await connection.fetchval("select messages.begin_attempt('l')")
+    attempt = await connection.fetchval("select notifyq.begin_attempt('l')")
     await connection.execute(
-        "insert into messages.load_row (attempt, position, queue, message, priority, max_attempts, "
+        "insert into notifyq.load_row (attempt, position, queue, message, priority, max_attempts, "
         "type, key, headers, dedup_key, delay) values "
         """($1, 1, 'default', '1', 7, 3, 't', 'k', '{"a": 1}', 'd', 3600),"""
         "($1, 2, 'default', '2', null, null, null, null, null, 'd', null),"
@@ -115,16 +115,16 @@ async def test_streams_and_volatile_queues_are_targets_too(connection: Connectio
     assert await commit(connection, (attempt, 4)) == (True, 4, 0)
     events = await connection.fetch("select message, type from messages.event order by id")
     assert [tuple(row) for row in events] == [(1, "t"), (3, "t")]
-    assert await connection.fetchval("select message from messages.message_volatile") == 2
+    assert await connection.fetchval("select message from notifyq.message_volatile") == 2
     assert await connection.fetchval("select count(*) from only messages.message") == 1
 
 
 async def test_events_keep_their_order_where_their_types_differ(connection: Connection) -> None:
     await connection.execute("select messages.create_stream('s')")
     await begin(connection)
-    attempt = await connection.fetchval("select messages.begin_attempt('l')")
+    attempt = await connection.fetchval("select notifyq.begin_attempt('l')")
     await connection.execute(
-        "insert into messages.load_row (attempt, position, queue, message, type, key) "
+        "insert into notifyq.load_row (attempt, position, queue, message, type, key) "
         "select $1, i, 's', i::text, case when i % 1000 = 0 then 'created' end, i::text "
         "from generate_series(1, 11000) as i",
         attempt,
@@ -148,7 +148,7 @@ async def test_an_event_has_no_options_of_a_message(connection: Connection) -> N
 async def test_rows_that_are_missing_stop_the_commit(connection: Connection) -> None:
     await begin(connection)
     attempt = await stage(connection, "l", [("default", "1"), ("default", "2")])
-    await connection.execute("delete from messages.load_row where position = 1")
+    await connection.execute("delete from notifyq.load_row where position = 1")
     with pytest.raises(StagedRowsLostError, match="of the 2 rows staged for load 'l' only 0 are"):
         await commit(connection, (attempt, 2))
     with pytest.raises(StagedRowsLostError):
@@ -205,7 +205,7 @@ async def test_rejects_are_told_and_taken_out_and_the_rest_is_published(
     attempt = await stage(connection, "l", rows)
     other = await stage(connection, "l", [("q", "7")])
     found = await connection.fetch(
-        "select * from messages.load_rejects('l', array[$1::bigint, $2])", attempt, other
+        "select * from notifyq.load_rejects('l', array[$1::bigint, $2])", attempt, other
     )
     assert [(row["attempt"], row["position"], row["queue"]) for row in found] == [
         (attempt, 3, "q"), (attempt, 120, "q"), (attempt, 121, "gone"), (attempt, 249, "q"),
@@ -228,23 +228,23 @@ async def test_only_its_owner_goes_on_with_a_load(connect: Connect, connection: 
         await begin(one)
         attempt = await stage(one, "l", [("default", "1")])
         for call in (
-            "messages.begin_load('l')",
-            "messages.begin_attempt('l')",
-            "messages.commit_load('l', '{}', '{}')",
-            f"messages.drop_attempts('l', array[{attempt}])",
-            f"messages.load_rejects('l', array[{attempt}])",
-            "messages.drop_load('l')",
+            "notifyq.begin_load('l')",
+            "notifyq.begin_attempt('l')",
+            "notifyq.commit_load('l', '{}', '{}')",
+            f"notifyq.drop_attempts('l', array[{attempt}])",
+            f"notifyq.load_rejects('l', array[{attempt}])",
+            "notifyq.drop_load('l')",
         ):
             with pytest.raises(LoadNotFoundError, match="belongs to role f_one"):
                 await two.execute(f"select {call}")
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await two.execute("select * from messages.load_row")
+            await two.execute("select * from notifyq.load_row")
         await connection.execute(
             "select messages.create_queue('closed'); "
             "select messages.grant_queue('closed', 'f_two', true, false)"
         )
         with pytest.raises(QueueDeniedError):
-            await one.execute("select messages.check_targets('{default, closed}')")
+            await one.execute("select notifyq.check_targets('{default, closed}')")
         other = await stage(one, "l", [("closed", "1")])
         with pytest.raises(QueueDeniedError):
             await commit(one, (attempt, 1), (other, 1))
@@ -257,16 +257,16 @@ async def test_only_its_owner_goes_on_with_a_load(connect: Connect, connection: 
 
 async def test_targets_are_checked_before_anything_is_staged(connection: Connection) -> None:
     await connection.execute("select messages.create_stream('s')")
-    await connection.execute("select messages.check_targets('{default, s}')")
+    await connection.execute("select notifyq.check_targets('{default, s}')")
     with pytest.raises(QueueNotFoundError, match="gone"):
-        await connection.execute("select messages.check_targets('{default, gone}')")
+        await connection.execute("select notifyq.check_targets('{default, gone}')")
 
 
 async def test_names_that_cannot_be(connection: Connection) -> None:
     for name in ("", "x" * 201, None):
         with pytest.raises(InvalidArgumentError, match="1 to 200 bytes"):
-            await connection.execute("select messages.begin_load($1)", name)
-    for call in ("messages.begin_attempt('l')", "messages.commit_load('l', '{}', '{}')"):
+            await connection.execute("select notifyq.begin_load($1)", name)
+    for call in ("notifyq.begin_attempt('l')", "notifyq.commit_load('l', '{}', '{}')"):
         with pytest.raises(LoadNotFoundError, match="was not begun"):
             await connection.execute(f"select {call}")
 
@@ -280,15 +280,15 @@ async def test_the_upkeep_removes_what_no_open_load_has(connection: Connection) 
     await stage(connection, "dead", [("default", "3")] * 3)
     await commit(connection, (done, 1), load="done")
     await connection.execute(
-        "update messages.load_attempt set begun_at = begun_at - interval '2 days' "
+        "update notifyq.load_attempt set begun_at = begun_at - interval '2 days' "
         "where load = 'dead'"
     )
-    assert await connection.fetchval("select messages._sweep_loads(2)") == 2
-    assert await connection.fetchval("select messages._sweep_loads(100)") == 2
-    rows = await connection.fetch("select attempt from messages.load_row")
+    assert await connection.fetchval("select notifyq.sweep_loads(2)") == 2
+    assert await connection.fetchval("select notifyq.sweep_loads(100)") == 2
+    rows = await connection.fetch("select attempt from notifyq.load_row")
     assert [row[0] for row in rows] == [kept]
-    await connection.execute("select messages.drop_load('l'), messages.maintain()")
-    assert await connection.fetchval("select count(*) from messages.load_row") == 0
+    await connection.execute("select notifyq.drop_load('l'), messages.maintain()")
+    assert await connection.fetchval("select count(*) from notifyq.load_row") == 0
     assert await begin(connection)
 
 
@@ -297,20 +297,20 @@ async def test_rows_of_an_attempt_that_begins_meanwhile_are_not_removed(
 ) -> None:
     await begin(connection)
     await stage(connection, "l", [("default", "1")])
-    await connection.execute("select messages.drop_load('l')")
+    await connection.execute("select notifyq.drop_load('l')")
     await begin(connection)
     other = await connect()
     async with other.transaction():
         attempt = await stage(other, "l", [("default", "2")])
-        await connection.execute("select messages._sweep_loads(100)")
+        await connection.execute("select notifyq.sweep_loads(100)")
     assert await commit(connection, (attempt, 1)) == (True, 1, 0)
 
 
 async def test_what_is_old_is_forgotten(connection: Connection) -> None:
     await begin(connection)
     await connection.execute(
-        "update messages.load set used_at = now() - interval '401 days', committed_at = now();"
-        "select messages._forget_loads(10)"
+        "update notifyq.load set used_at = now() - interval '401 days', committed_at = now();"
+        "select notifyq.forget_loads(10)"
     )
     assert await begin(connection)
 

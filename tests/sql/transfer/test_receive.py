@@ -38,7 +38,7 @@ async def test_what_comes_again_is_known(connection: Connection, bells: Bells) -
     assert [message["message"] for message in messages] == ["2", "1", "3", "1"]
     assert {bell.queue for bell in await bells.heard()} == {"default"}
     receipts = await connection.fetch(
-        "select place, message_id from messages.relay_receipt where source = 's' order by place"
+        "select place, message_id from notifyq.relay_receipt where source = 's' order by place"
     )
     one, two, three = receipts
     assert [one["message_id"], two["message_id"], three["message_id"]] == [
@@ -86,7 +86,7 @@ async def test_a_taken_key_merges(connection: Connection) -> None:
     assert await receive(connection, *both) == (1, 1, 0)
     assert len(await live(connection)) == 2
     receipt = await connection.fetchval(
-        "select message_id from messages.relay_receipt where place = '1'"
+        "select message_id from notifyq.relay_receipt where place = '1'"
     )
     assert receipt == standing
     assert await receive(connection, sent("1", dedup_key="d")) == (0, 0, 1)
@@ -151,8 +151,8 @@ async def test_the_other_one_receives_what_was_rolled_back(
 async def test_the_upkeep_forgets_old_receipts(connection: Connection) -> None:
     await receive(connection, sent("old"), sent("new"))
     await connection.execute(
-        "update messages.relay_receipt set forget_at = now() - interval '1 day' where place = 'old'"
+        "update notifyq.relay_receipt set forget_at = now() - interval '1 day' where place = 'old'"
     )
     await value(connection, "maintain")
-    left = await connection.fetch("select place from messages.relay_receipt")
+    left = await connection.fetch("select place from notifyq.relay_receipt")
     assert [row["place"] for row in left] == ["new"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RECEIVE = """
-select * from messages.receive_many(
+select * from notifyq.receive_many(
   $1, $2, $3, $4::text[]::jsonb[], $5, $6, $7::text[]::jsonb[], $8, $9, $10, $11, $12,
   interval '1 day')
 """
@@ -59,14 +59,14 @@ async def messages(connection: Connection) -> list[tuple[int, str]]:
 async def relayed(connection: Connection, quantity: int = 10) -> list[asyncpg.Record]:
     return await connection.fetch(
         "select *, (extract(epoch from created_at) * 1000000)::bigint as created "
-        "from messages.relay_claim('{default}', $1, '1 min', 'relay')",
+        "from notifyq.relay_claim('{default}', $1, '1 min', 'relay')",
         quantity,
     )
 
 
 async def finish(connection: Connection, rows: Sequence[Any], place: str | None) -> list[int]:
     found = await connection.fetch(
-        "select messages.relay_finish('t', 's', $1, $2, $3, $4, "
+        "select notifyq.relay_finish('t', 's', $1, $2, $3, $4, "
         "array_fill('success'::messages.message_status, array[$5::integer]))",
         place,
         [row["id"] for row in rows],
@@ -141,7 +141,7 @@ async def test_two_that_send_the_same_publish_it_once(
 async def test_a_target_without_its_last_receipts_was_restored(connection: Connection) -> None:
     await receive(connection, ["1", "2"])
     await receive(connection, ["3"], after=["2"])
-    await connection.execute("delete from messages.relay_receipt where place = '3'")
+    await connection.execute("delete from notifyq.relay_receipt where place = '3'")
     with pytest.raises(LostReceiptsError, match="restored to an earlier state"):
         await receive(connection, ["4"], after=["2", "3"])
     assert (await receive(connection, ["4"], after=["2"]))[2] == 0
@@ -187,20 +187,20 @@ async def test_marks_are_kept_in_a_bounded_number(connection: Connection) -> Non
     for number in range(30):
         await finish(connection, [], str(number))
     assert await finish(connection, [], None) == []
-    marks = "select messages.relay_marks('t', 's', $1)"
+    marks = "select notifyq.relay_marks('t', 's', $1)"
     assert len(await connection.fetch(marks, timedelta(days=1))) == 30
     await connection.execute(
-        "update messages.relay_mark set noted_at = noted_at - interval '2 minutes'"
+        "update notifyq.relay_mark set noted_at = noted_at - interval '2 minutes'"
     )
     await value(connection, "maintain")
     left = {row[0] for row in await connection.fetch(marks, timedelta(days=1))}
     assert left == {str(number) for number in range(10, 30)}
     assert await connection.fetch(marks, timedelta(minutes=1)) == []
-    assert await value(connection, "relay_forget", target="t") == 20
+    assert await value(connection, "notifyq.relay_forget", target="t") == 20
 
 
 async def test_a_database_has_two_names(connection: Connection) -> None:
-    source = await value(connection, "relay_source")
-    target = await value(connection, "relay_target")
+    source = await value(connection, "notifyq.relay_source")
+    target = await value(connection, "notifyq.relay_target")
     assert source != target
-    assert await value(connection, "relay_source") == source
+    assert await value(connection, "notifyq.relay_source") == source

@@ -14,7 +14,7 @@ async def position(connection: Connection) -> str:
 
 async def dead_since(connection: Connection, seen: str) -> list[int]:
     rows = await connection.fetch(
-        "select id from messages.dead_since(messages.snapshot_of($1)) order by id", seen
+        "select id from messages.dead_since(notifyq.snapshot_of($1)) order by id", seen
     )
     return [row["id"] for row in rows]
 

@@ -31,7 +31,7 @@ async def contents(connection: Connection) -> dict[str, list[Any]]:
     """All rows of all tables."""
     tables = await connection.fetch(
         "select c.relname::text from pg_class as c "
-        "where c.relnamespace = 'messages'::regnamespace and c.relkind in ('r', 'p') "
+        "where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and c.relkind in ('r', 'p') "
         "and not c.relispartition"
     )
     return {

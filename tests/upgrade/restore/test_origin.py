@@ -13,13 +13,13 @@ from upgrade.restore.readers import burn, dead_since, position
 if TYPE_CHECKING:
     from support.database import Connection
 
-REACHED = "select reached::text::bigint from messages.origin"
+REACHED = "select reached::text::bigint from notifyq.origin"
 
 
 async def test_an_install_notes_its_server(connection: Connection) -> None:
     rows = await connection.fetch(
         "select o.epoch, o.timeline, o.system_identifier = s.system_identifier as is_this "
-        "from messages.origin as o, pg_control_system() as s"
+        "from notifyq.origin as o, pg_control_system() as s"
     )
     assert [tuple(row) for row in rows] == [(1, 1, True)]
     assert not await value(connection, "adopt")
@@ -30,15 +30,15 @@ async def test_the_upkeep_notes_now_and_then_how_far_the_server_has_come(
 ) -> None:
     await value(connection, "maintain")
     before = await connection.fetchval(REACHED)
-    await connection.execute("update messages.origin set noted_at = clock_timestamp()")
+    await connection.execute("update notifyq.origin set noted_at = clock_timestamp()")
     await burn(connection, 5)
     await value(connection, "maintain")
     assert await connection.fetchval(REACHED) == before
-    await connection.execute("update messages.origin set noted_at = now() - interval '10 seconds'")
+    await connection.execute("update notifyq.origin set noted_at = now() - interval '10 seconds'")
     await value(connection, "maintain")
     after = await connection.fetchval(REACHED)
     assert after > before + 5
-    assert await connection.fetchval("select count(*) from messages.origin") == 1
+    assert await connection.fetchval("select count(*) from notifyq.origin") == 1
 
 
 async def test_a_position_of_another_server_is_refused(connection: Connection) -> None:

@@ -26,7 +26,7 @@ LATE = "of timeline 1, and timeline 2 may lack what it has seen"
 async def note(connection: Connection) -> None:
     """Have the upkeep note how far the server has come, as it does every ten seconds."""
     await connection.execute(
-        "update messages.origin set noted_at = noted_at - interval '1 hour'; "
+        "update notifyq.origin set noted_at = noted_at - interval '1 hour'; "
         "select messages.maintain()"
     )
 
@@ -72,7 +72,7 @@ async def test_positions_that_a_standby_cannot_know_are_refused_for_ever(
         assert await dead_since(new, known) == sorted([*after, *reused])
         assert await dead_since(new, shared) == reused
         await note(new)
-        rows = await new.fetch("select timeline from messages.origin order by 1")
+        rows = await new.fetch("select timeline from notifyq.origin order by 1")
         assert [row["timeline"] for row in rows] == [1, 2]
         with pytest.raises(ForeignPositionError, match=LATE):
             await dead_since(new, lost)

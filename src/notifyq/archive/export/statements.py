@@ -13,7 +13,7 @@ select set_config('statement_timeout', '0', true),
   set_config('synchronize_seqscans', 'off', true),
   set_config('max_parallel_workers_per_gather', '0', true)
 """
-DAYS: Final = "select messages.archive_extent(since => $1, until => $2)"
+DAYS: Final = "select notifyq.archive_extent(since => $1, until => $2)"
 
 # Names and order are those of a lake's rows, and queue beside the id.
 COLUMNS: Final = {

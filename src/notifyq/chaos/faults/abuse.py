@@ -251,7 +251,7 @@ where f.schemaname = 'messages'
 RELATIONS = """
 select c.oid::regclass::text
 from pg_class as c
-where c.relnamespace = 'messages'::regnamespace
+where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
   and c.relkind in ('r', 'p', 'v')
 order by 1
 """

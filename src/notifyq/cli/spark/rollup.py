@@ -29,7 +29,7 @@ def rollup(
 ) -> None:
     """Count what came into a lake since the last time: throughput, times, failures, workers.
 
-    The counts go into messages.rollup and into the table `rollup` of the lake, each message once,
+    The counts go into notifyq.rollup and into the table `rollup` of the lake, each message once,
     wherever a run is ended. Run it after each export. `notifyq report` shows them.
     """
     with needs_extra():

@@ -82,7 +82,7 @@ FIELDS = tuple(field for _, fields in GROUPS for field in fields)
 
 
 def values(queue: Mapping[str, Any]) -> dict[str, str]:
-    """What the form says of a queue, a row of messages.queue_list()."""
+    """What the form says of a queue, a row of notifyq.queue_list()."""
     return {field.name: _text(field, queue[field.name]) for field in FIELDS}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-QUEUE_LIST: Final = "select * from messages.queue_list(queue => $1)"
+QUEUE_LIST: Final = "select * from notifyq.queue_list(queue => $1)"
 
 # A payload of many megabytes is for a download, not for a page.
 _LONG: Final = "case when octet_length(m.{0}::text) <= 500000 then m.{0}::text end as {0}"
@@ -31,13 +31,13 @@ union all
 select a.message::text from messages.archive_find(id => $1) as a
 """
 FINGERPRINT: Final = """
-select messages.error_fingerprint(details => m.details) from messages.archive_find(id => $1) as m
+select notifyq.error_fingerprint(details => m.details) from messages.archive_find(id => $1) as m
 union all
-select messages.error_fingerprint(details => m.details) from messages.message_find(id => $1) as m
+select notifyq.error_fingerprint(details => m.details) from messages.message_find(id => $1) as m
 where m.details is not null
 """
 OPEN_BATCHES: Final = """
 select b.batch, b.stream, b.subscriber, b.member, b.opened_at, b.is_retry, b.first_id, b.last_id
-from messages.open_batches(stream => $1) as b
+from notifyq.open_batches(stream => $1) as b
 """
 RUN_NOW: Final = "select messages.run_now(id => $1)"

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from notifyq.operations.doctor.finding import Finding, Look
 
 _FUNCTION = re.compile(
-    r"^create or replace (?:function|procedure) messages\.(\w+)\s*\((.*?)^as \$\$(.*?)\$\$;",
+    r"^create or replace (?:function|procedure) (?:messages|notifyq)\.(\w+)\s*\((.*?)^as \$\$(.*?)\$\$;",
     re.MULTILINE | re.DOTALL,
 )
 _TABLE = re.compile(
-    r"^create (?:unlogged )?table if not exists messages\.(\w+) \((?:(?!;).)*?\n\) with \((.*?)\);",
+    r"^create (?:unlogged )?table if not exists (?:messages|notifyq)\.(\w+) \((?:(?!;).)*?\n\) with \((.*?)\);",
     re.MULTILINE | re.DOTALL,
 )
 _SETTING = re.compile(r"^  set (\w+) = ", re.MULTILINE)
-_INIT = "run `notifyq init` as the owner of schema messages"
+_INIT = "run `notifyq init` as the owner of schemas messages and notifyq"
 _MOST = 5
 """Names in a line."""
 
@@ -83,7 +83,7 @@ async def check_functions(look: Look) -> Finding:
         select p.proname::text as name, p.prosrc as body, p.prosecdef as is_definer,
           array(select split_part(s, '=', 1) from unnest(p.proconfig) as s) as settings
         from pg_proc as p
-        where p.pronamespace = to_regnamespace('messages') and p.prokind in ('f', 'p')
+        where p.pronamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and p.prokind in ('f', 'p')
     """)
     there: dict[str, set[str]] = {}
     for row in rows:
@@ -112,8 +112,8 @@ async def check_grants(look: Look) -> Finding:
     rows = await look.connection.fetch("""
         select p.proname::text as name
         from pg_proc as p
-        where p.pronamespace = to_regnamespace('messages') and p.prokind in ('f', 'p')
-          and p.proname !~ '^_' and to_regrole('notifyq_admin') is not null
+        where p.pronamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and p.prokind in ('f', 'p')
+          and obj_description(p.oid, 'pg_proc') is not null and to_regrole('notifyq_admin') is not null
           and not exists (
             select from aclexplode(p.proacl) as x
             join pg_roles as r on r.oid = x.grantee and r.rolname ~ '^notifyq_'
@@ -130,10 +130,13 @@ async def check_grants(look: Look) -> Finding:
         where r.rolname in (
             'notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'
           )
-          and not has_schema_privilege(r.oid, to_regnamespace('messages')::oid, 'usage')
+          and not (
+            has_schema_privilege(r.oid, to_regnamespace('messages')::oid, 'usage')
+            and has_schema_privilege(r.oid, to_regnamespace('notifyq')::oid, 'usage')
+          )
     """)
     if lacking:
-        return fail(f"{lacking} may not use the schema", _INIT, Fix(installs=True))
+        return fail(f"{lacking} may not use the schemas", _INIT, Fix(installs=True))
     return ok("the group roles may call what is made for them")
 
 
@@ -141,9 +144,9 @@ async def check_options(look: Look) -> Finding:
     """Whether tables have the settings that they were made with, by which vacuum keeps up."""
     written = (await asyncio.to_thread(_written)).options
     rows = await look.connection.fetch("""
-        select c.relname::text as name, coalesce(c.reloptions, '{}') as options
+        select c.relname::text as name, c.oid::regclass::text as table, coalesce(c.reloptions, '{}') as options
         from pg_class as c
-        where c.relnamespace = to_regnamespace('messages') and c.relkind = 'r'
+        where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and c.relkind = 'r'
         order by 1
     """)
     found: list[str] = []
@@ -156,9 +159,9 @@ async def check_options(look: Look) -> Finding:
         stopped = there.get("autovacuum_enabled") in {"false", "off", "0"}
         if lost:
             listed = ", ".join(f"{name} = {value}" for name, value in lost.items())
-            statements.append(f"alter table messages.{row['name']} set ({listed})")
+            statements.append(f"alter table {row['table']} set ({listed})")
         if stopped:
-            statements.append(f"alter table messages.{row['name']} reset (autovacuum_enabled)")
+            statements.append(f"alter table {row['table']} reset (autovacuum_enabled)")
         if lost or stopped:
             found.append(row["name"])
     if found:

@@ -100,7 +100,7 @@ class Look:
         return await self.connection.fetchval(query, *args)
 
     async def diagnosis(self) -> asyncpg.Record:
-        """What messages.diagnose() says, asked once for all checks that want some of it."""
+        """What notifyq.diagnose() says, asked once for all checks that want some of it."""
         if self._diagnosis is None:
             self._diagnosis = await self.row(sql.DIAGNOSE)
         return self._diagnosis

@@ -23,7 +23,7 @@ with ours as (
     ]), false) or c.relname = any ($1::text[]) as is_logged
   from pg_class as c
   left join pg_inherits as i on i.inhrelid = c.oid
-  where c.relnamespace = to_regnamespace('messages') and c.relkind in ('r', 'p')
+  where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and c.relkind in ('r', 'p')
 )
 select f.is_failure, f.what, f.advice
 from (
@@ -42,7 +42,7 @@ from (
   from ours as o
   join pg_trigger as g on g.tgrelid = o.oid and not g.tgisinternal and g.tgparentid = 0
   join pg_proc as p on p.oid = g.tgfoid
-  where p.pronamespace <> to_regnamespace('messages') and g.tgenabled <> 'D'
+  where p.pronamespace not in (to_regnamespace('messages'), to_regnamespace('notifyq')) and g.tgenabled <> 'D'
   union all
   select false, format('rule %s on %s rewrites what is written there', r.rulename, o.name),
     format('drop rule %I on %s', r.rulename, o.name)
@@ -66,9 +66,7 @@ order by f.is_failure desc, f.what
 async def check_tables(look: Look) -> Finding:
     """Whether tables are as they were made: durable, and without rules and triggers of others."""
     missing = [it.removeprefix("index ") for it in (await look.diagnosis())["missing"]]
-    rows = await look.connection.fetch(
-        _FAULTS, list(_DURABLE), [f"messages.{name}" for name in missing]
-    )
+    rows = await look.connection.fetch(_FAULTS, list(_DURABLE), missing)
     if not rows:
         return ok("tables are as they were made")
     more = f" and {len(rows) - _MOST} more" if len(rows) > _MOST else ""

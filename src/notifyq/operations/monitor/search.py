@@ -35,7 +35,7 @@ class Conditions:
     error: str | None = None
     """A part of the details, whatever its case."""
     fingerprint: str | None = None
-    """What the error has in common with others, as `messages.error_fingerprint` tells."""
+    """What the error has in common with others, as `notifyq.error_fingerprint` tells."""
     payload: str | None = None
     """A JSON path that is true or false, like `$.amount > 100`."""
     since: datetime | None = None

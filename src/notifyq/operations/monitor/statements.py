@@ -13,12 +13,12 @@ WORKERS: Final = "select * from messages.workers(most => $1)"
 HOLDERS: Final = "select * from messages.holders(most => $1)"
 ACTIVITY: Final = "select * from messages.activity(most => $1)"
 CRON_ENTRIES: Final = "select * from messages.cron_entries()"
-LAGS: Final = "select * from messages.lags(most => $1)"
+LAGS: Final = "select * from notifyq.subscription_lags(most => $1)"
 HEALTH: Final = "select * from messages.health()"
-AUDIT: Final = "select messages.audit($1, $2, $3, $4::jsonb, $5)"
+AUDIT: Final = "select notifyq.note_audit($1, $2, $3, $4::jsonb, $5)"
 MAY_AUDIT: Final = """
 select coalesce(has_function_privilege(
-  to_regprocedure('messages.audit(text, text, text, jsonb, text)'), 'execute'), false)
+  to_regprocedure('notifyq.note_audit(text, text, text, jsonb, text)'), 'execute'), false)
 """
 AUDIT_LIST: Final = """
 select a.id, a.acted_at, a.role, a.actor, a.action, a.subject, a.origin, a.details::text as details
@@ -26,27 +26,27 @@ from messages.audit_list(
   before => $1, actor => $2, action => $3, subject => $4, quantity => $5, since => $6) as a
 """
 SEARCH_LIVE: Final = """
-select * from messages.search_live(
+select * from notifyq.search_live(
   conditions => $1, quantity => $2, before_id => $3, budget => $4)
 """
 SEARCH_ARCHIVE: Final = """
-select * from messages.search_archive(
+select * from notifyq.search_archive(
   conditions => $1, quantity => $2, before_at => $3, before_id => $4, budget => $5)
 """
 DEAD_GROUPS: Final = """
 select g.*, g.statuses::text[] as endings
-from messages.dead_groups(
+from notifyq.dead_groups(
   conditions => $1, quantity => $2, before_at => $3, before_id => $4, budget => $5) as g
 """
 _STEP: Final = """
-select * from messages.{}(
+select * from {}(
   conditions => $1, quantity => $2, place_at => $3, place_id => $4, budget => $5)
 """
-DEAD_MATCHING: Final = _STEP.format("dead_matching")
-DEAD_RETRY_MATCHING: Final = _STEP.format("dead_retry_matching")
-DEAD_DELETE_MATCHING: Final = _STEP.format("dead_delete_matching")
+DEAD_MATCHING: Final = _STEP.format("notifyq.count_dead_matching")
+DEAD_RETRY_MATCHING: Final = _STEP.format("messages.dead_retry_matching")
+DEAD_DELETE_MATCHING: Final = _STEP.format("messages.dead_delete_matching")
 CLOCK: Final = "select clock_timestamp()"
-RELATIVES: Final = "select * from messages.relatives(id => $1)"
+RELATIVES: Final = "select * from notifyq.message_relatives(id => $1)"
 RETENTION: Final = "select * from messages.retention_info()"
 ARCHIVE_DAYS: Final = "select * from messages.archive_info()"
 ALTER_ARCHIVE: Final = """

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 DATABASE: Final = "select current_database()::text"
-ROLLUP_RANGE: Final = "select r.* from messages.rollup_range(lake => $1) as r"
+ROLLUP_RANGE: Final = "select r.* from notifyq.rollup_range(lake => $1) as r"
 ROLLUP_SUMMARY: Final = """
-select * from messages.rollup_summary(
+select * from notifyq.rollup_summary(
   since => $1, until => $2, step => $3, dimensions => $4, lake => $5)
 """
 ROLLUP_ERRORS: Final = """
 select e.*, e.statuses::text[] as endings
-from messages.rollup_errors(since => $1, until => $2, quantity => $3, lake => $4) as e
+from notifyq.rollup_errors(since => $1, until => $2, quantity => $3, lake => $4) as e
 """
 ROLLUP_WORKERS: Final = """
-select * from messages.rollup_workers(since => $1, until => $2, quantity => $3, lake => $4)
+select * from notifyq.rollup_workers(since => $1, until => $2, quantity => $3, lake => $4)
 """

@@ -79,7 +79,7 @@ class TableReader(DataSourceReader):
 
     def _read(self, conditions: Sequence[sql.Composable], file: _File | None = None) -> Read:
         unchanged = file and sql.SQL(statements.UNCHANGED).format(
-            table=sql.Literal(f"messages.{file.name}"), node=sql.Literal(file.node)
+            table=sql.Literal(f"notifyq.{file.name}"), node=sql.Literal(file.node)
         ).as_string(None)
         return Read(tables.query(self._options, self._columns, conditions), unchanged or None)
 
