@@ -25,7 +25,7 @@ _STATEMENT = re.compile(
     r"\binsert into\b|\bupdate messages\b|\bdelete from\b|\b(?:from|join) messages\.", re.IGNORECASE
 )
 # The installer's own record of which version it has installed.
-_BOOKKEEPING = re.compile(r"(?:insert into|from) messages\.schema_version", re.IGNORECASE)
+_BOOKKEEPING = re.compile(r"(?:insert into|from) notifyq\.schema_version", re.IGNORECASE)
 
 # They judge what the functions have done, and move rows in time: no function does that; or the
 # tables are those of others.
@@ -130,8 +130,8 @@ def strings(path: Path) -> Iterator[str]:
 def test_every_statement_of_the_library_calls_a_function() -> None:
     """Behaviour lives in the database: Python reads no table of it and writes none."""
     text = (SOURCE / "database/sql.py").read_text(encoding="utf-8")
-    called = set(re.findall(r"\bmessages\.([a-z_]+)\(", text))
-    named = set(re.findall(r"\bmessages\.([a-z_]+)\b", text))
+    called = set(re.findall(r"\b(?:messages|notifyq)\.([a-z_]+)\(", text))
+    named = set(re.findall(r"\b(?:messages|notifyq)\.([a-z_]+)\b", text))
     assert named - called == {"message_status", "message_state"}
 
 

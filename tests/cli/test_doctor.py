@@ -125,12 +125,12 @@ async def test_todays_partition_and_what_has_gone_elsewhere(
         "select notifyq.partition_name((clock_timestamp() at time zone 'UTC')::date)"
     )
     await connection.execute(
-        f"alter table messages.message_archive detach partition messages.{today}"
+        f"alter table messages.message_archive detach partition notifyq.{today}"
     )
-    await connection.execute(f"drop table messages.{today}")
+    await connection.execute(f"drop table notifyq.{today}")
     assert "an archive partition for today" in (await findings(database))["install"].found
     await connection.execute("select messages.cancel(id) from messages.message")
-    await connection.execute(f"create table messages.{today} ()")
+    await connection.execute(f"create table notifyq.{today} ()")
     finding = (await findings(database))["install"]
     assert (finding.level, finding.found[:22]) == (Level.WARN, "1 archived messages ar")
 

@@ -506,7 +506,8 @@ async def test_o20_all_clocks_have_a_time_zone(connection: Connection) -> None:
     without = await connection.fetch(
         "select c.relname, a.attname "
         "from pg_attribute as a join pg_class as c on c.oid = a.attrelid "
-        "where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and a.attnum > 0 "
+        "where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and "
+        "a.attnum > 0 "
         "and a.atttypid in ('timestamp'::regtype, 'time'::regtype)"
     )
     assert without == []

@@ -47,7 +47,7 @@ select messages.alter_archive(retention => '60 days', days_ahead => 3);
 """
 
 _COLUMNS = """
-select c.relname as table_name, a.attname as name, t.typname::text as type,
+select c.oid::regclass::text as table_name, a.attname as name, t.typname::text as type,
   exists (
     select from pg_index as i
     where i.indrelid = c.oid and i.indisunique and a.attnum = any (i.indkey)
@@ -56,7 +56,8 @@ select c.relname as table_name, a.attname as name, t.typname::text as type,
 from pg_class as c
 join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 join pg_type as t on t.oid = a.atttypid
-where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and c.relkind in ('r', 'p')
+where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
+  and c.relkind in ('r', 'p')
   and not c.relispartition and c.relname <> all ($1)
 order by 1, a.attnum
 """
@@ -71,12 +72,10 @@ async def fill(connection: Connection) -> tuple[int, set[str]]:
         columns.setdefault(row["table_name"], []).append(row)
     taken, seen, number = 0, set(), 2_000_000
     for table, its in columns.items():
-        base = await connection.fetchval(
-            f"select to_jsonb(t)::text from messages.{table} as t limit 1"
-        )
+        base = await connection.fetchval(f"select to_jsonb(t)::text from {table} as t limit 1")
         values = json.loads(base) if base else _made_up(its)
         for column in its:
-            if column["is_made"] or (table, column["name"]) == ("stream", "segment"):
+            if column["is_made"] or (table, column["name"]) == ("messages.stream", "segment"):
                 continue
             for extreme in of(column["type"]):
                 number += 1
@@ -112,9 +111,9 @@ async def _add(
         try:
             async with connection.transaction():
                 await connection.execute(
-                    f"insert into messages.{table} ({listed}) overriding system value "
+                    f"insert into {table} ({listed}) overriding system value "
                     f"select {chosen} from jsonb_populate_record("
-                    f"null::messages.{table}, $1::text::jsonb) as r",
+                    f"null::{table}, $1::text::jsonb) as r",
                     json.dumps({it: value for it, value in row.items() if it != name}),
                     extreme,
                 )

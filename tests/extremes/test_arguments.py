@@ -29,14 +29,16 @@ select notifyq.create_lake('/lake'), messages.schedule('s', '* * * * *', 'q');
 """
 
 _FUNCTIONS = """
-select p.proname as name, p.prokind::text as kind, p.pronargs - p.pronargdefaults as required,
+select format('%s.%I', p.pronamespace::regnamespace, p.proname) as name, p.prokind::text as kind,
+  p.pronargs - p.pronargdefaults as required,
   p.proargnames[1:p.pronargs] as names,
   array(
     select t.typname::text from unnest(p.proargtypes) with ordinality as u (oid, number)
     join pg_type as t on t.oid = u.oid order by u.number
   ) as types
 from pg_proc as p
-where p.pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and obj_description(p.oid, 'pg_proc') is not null
+where p.pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
+  and obj_description(p.oid, 'pg_proc') is not null
   and p.prorettype <> 'trigger'::regtype
 order by p.oid::regprocedure::text
 """
@@ -74,7 +76,7 @@ async def test_every_argument_at_the_ends_of_its_type(connection: Connection) ->
                     for place, it in enumerate(row["names"][: row["required"]])
                     if place != number
                 ]
-                call = f"messages.{row['name']}({', '.join([*given, f'{name} => ' + repr(value)])})"
+                call = f"{row['name']}({', '.join([*given, f'{name} => ' + repr(value)])})"
                 called += 1
                 broken += await _refused(connection, f"select * from {call}")
     assert called > 1500

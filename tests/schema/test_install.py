@@ -10,18 +10,23 @@ CHECK = [file for file in INIT_FILES if file.name.startswith("99_")]
 
 OUTSIDE = """
     select 'function ' || p.oid::regprocedure from pg_proc as p
-    where p.pronamespace not in ('messages'::regnamespace, 'notifyq'::regnamespace) and p.oid >= 16384
+    where p.pronamespace not in ('messages'::regnamespace, 'notifyq'::regnamespace)
+      and p.oid >= 16384
     union all
     select 'relation ' || c.oid::regclass from pg_class as c
-    where c.relnamespace not in ('messages'::regnamespace, 'notifyq'::regnamespace, 'pg_toast'::regnamespace)
+    where c.relnamespace not in (
+      'messages'::regnamespace, 'notifyq'::regnamespace, 'pg_toast'::regnamespace
+    )
       and c.oid >= 16384
     union all
     select 'type ' || t.oid::regtype from pg_type as t
-    where t.typnamespace not in ('messages'::regnamespace, 'notifyq'::regnamespace, 'pg_toast'::regnamespace)
+    where t.typnamespace not in (
+      'messages'::regnamespace, 'notifyq'::regnamespace, 'pg_toast'::regnamespace
+    )
       and t.oid >= 16384
     union all
     select 'schema ' || n.nspname from pg_namespace as n
-    where n.nspname <> 'messages' and n.nspname !~ '^pg_' and n.oid >= 16384
+    where n.nspname not in ('messages', 'notifyq') and n.nspname !~ '^pg_' and n.oid >= 16384
     union all
     select 'event trigger ' || e.evtname from pg_event_trigger as e
 """

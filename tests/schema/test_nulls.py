@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 FUNCTIONS = """
-    select p.proname as name, p.prokind = 'p' as is_procedure, p.pronargs as inputs,
+    select p.proname as name, p.oid::regproc::text as called, p.prokind = 'p' as is_procedure,
+      p.pronargs as inputs,
       p.pronargdefaults as defaults, p.provariadic <> 0 as is_variadic,
       coalesce(p.proargnames, '{}') as names,
       array(
@@ -41,7 +42,7 @@ LEFT_OUT = {"start_broker", "stop_broker", "run_broker", "wait", "dequeue", "val
 
 # Arguments whose default is not null, but where null is told to mean it, or stands for false.
 MEANINGS = {
-    "audit.subject": "no object",
+    "note_audit.subject": "no object",
     "broker_next.run": "written by the broker alone",
     "broker_next.after": "written by the broker alone",
     "claim.thorough": "false",
@@ -61,7 +62,9 @@ MEANINGS = {
     "retry_event.delay": "none",
 }
 # What only our own processes call: the constraint of a column may be what refuses null.
-PROTOCOLS = re.compile(r"^(note_worker|relay_finish|unwatch|want_broker|report_anomalies)\.")
+PROTOCOLS = re.compile(
+    r"^(worker_heartbeat|relay_finish|leave_wake_slots|want_broker|report_anomalies)\."
+)
 
 
 def sample(function: str, name: str, type_: str, known: dict[str, str]) -> str:
@@ -103,7 +106,7 @@ def calls(function: Any, known: dict[str, str]) -> list[tuple[str, bool, str]]:
                 given.append(f"{text}null::{'text' if of == 'anyelement' else of}")
             elif other < required:
                 given.append(text + sample(function["name"], named, of, known))
-        call = f"messages.{function['name']}({', '.join(given)})"
+        call = f"{function['called']}({', '.join(given)})"
         is_default = bool(re.search(rf'\b"?{name}"? [^,]*DEFAULT NULL', function["arguments"]))
         found.append(
             (

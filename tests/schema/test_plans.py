@@ -387,18 +387,18 @@ async def test_the_history_of_one_message_is_found_by_its_id(
 
 SEARCHES = {
     # What is searched, and how many rows at most an index gives for it.
-    "search_archive()": 4100,
-    """search_archive('{"queue": "q"}')""": 1100,
-    """search_archive('{"state": "dead"}')""": 1100,
-    """search_archive('{"key": "nothing"}', budget => '0')""": 5000,
-    """search_archive('{"since": "2026-01-02 05:00Z", "until": "2026-01-02 05:01Z"}')""": 1100,
-    "dead_groups(budget => '0')": 1100,
-    """dead_matching('{"until": "2027-01-01"}', 100)""": 1100,
-    "relatives(77)": 10,
-    "search_live(budget => '0')": 1100,
-    """search_live('{"queue": "default", "state": "waiting"}', budget => '0')""": 11100,
-    """search_live('{"state": "locked"}')""": 210,
-    """search_live('{"queue": "default", "dedup_key": "d"}')""": 10,
+    "notifyq.search_archive()": 4100,
+    """notifyq.search_archive('{"queue": "q"}')""": 1100,
+    """notifyq.search_archive('{"state": "dead"}')""": 1100,
+    """notifyq.search_archive('{"key": "nothing"}', budget => '0')""": 5000,
+    """notifyq.search_archive('{"since": "2026-01-02 5:00Z", "until": "2026-01-02 5:01Z"}')""": 1100,
+    "notifyq.dead_groups(budget => '0')": 1100,
+    """notifyq.count_dead_matching('{"until": "2027-01-01"}', 100)""": 1100,
+    "notifyq.message_relatives(77)": 10,
+    "notifyq.search_live(budget => '0')": 1100,
+    """notifyq.search_live('{"queue": "default", "state": "waiting"}', budget => '0')""": 11100,
+    """notifyq.search_live('{"state": "locked"}')""": 210,
+    """notifyq.search_live('{"queue": "default", "dedup_key": "d"}')""": 10,
 }
 
 
@@ -417,7 +417,7 @@ async def test_a_search_reads_slices_by_an_index_whatever_was_there_when_it_was_
     )
     for call in SEARCHES:
         for _ in range(TIMES):
-            await explained.plans(f"select * from messages.{call}")
+            await explained.plans(f"select * from {call}")
     await fill(connection)
     await connection.execute("""
         set auto_explain.log_min_duration = -1;
@@ -434,7 +434,7 @@ async def test_a_search_reads_slices_by_an_index_whatever_was_there_when_it_was_
         set auto_explain.log_min_duration = 0;
     """)
     for call, most in SEARCHES.items():
-        plans = await explained.plans(f"select * from messages.{call}")
+        plans = await explained.plans(f"select * from {call}")
         assert plans
         for plan in plans:
             scans = [it for it in plan.scans if it.startswith(("message", "redrive"))]

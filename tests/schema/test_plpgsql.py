@@ -19,9 +19,10 @@ CHECK = """
     ) as c
     where p.pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
       and p.prolang = (select l.oid from pg_language as l where l.lanname = 'plpgsql')
-      and not (p.proname in ('_invalid', '_foreign', 'uncapture') and c.level = 'performance')
+      and not (p.proname in ('raise_invalid', 'raise_foreign_position', 'uncapture')
+        and c.level = 'performance')
       -- They lock rows inside of an array, which is not seen.
-      and not (p.proname in ('_pick_equal', '_pick_firsts') and c.level = 'performance')
+      and not (p.proname in ('select_equal', 'pick_firsts') and c.level = 'performance')
       -- It is to see a batch that was opened by the same statement.
       and not (p.proname = 'batch_events' and c.level = 'performance')
       -- It runs as its caller, who gives a part of the statement.

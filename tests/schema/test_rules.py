@@ -13,11 +13,11 @@ FUNCTIONS = (
 )
 TABLES = "pg_class as c where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)"
 QUERY = re.compile(
-    r"\s+(concat\(\s*'[^']*', )?messages\._\w+_query\([\w, ]*\)(, '[^']*'\s*\))?(\s+into [\w, ]+)?"
+    r"\s+(concat\(\s*'[^']*', )?notifyq\.\w+_query\([\w, ]*\)(, '[^']*'\s*\))?(\s+into [\w, ]+)?"
     r"( using (old|new))?"
 )
 """A text that is made by a function of ours, as a whole or as a part of a query."""
-SEARCH_PATH = "search_path=pg_catalog, messages, pg_temp"
+SEARCH_PATH = "search_path=pg_catalog, pg_temp"
 # What a function may fix beside its search path: the planner's choices, how long it waits, and how
 # values are written as text.
 MAY_SET = re.compile(
@@ -27,19 +27,20 @@ MAY_SET = re.compile(
 )
 
 # With a path they could not commit (wait, run_broker), would look for a procedure in it and not in
-# the caller's (register), or be slow for each row (_published): they name all with its schema. Nor
+# the caller's (register), or be slow for each row (published): they name all with its schema. Nor
 # may what a broker calls have rights that its registrar has not, or a registrar be another than
 # who inserts.
 # And no one but its owner can change a table (capture, uncapture). With one the number of a lane
-# would not be inlined, which it must be to be found in an index (nor would _passed, _event_table).
+# would not be inlined, which it must be to be found in an index (nor would progress_of,
+# event_table).
 NAMES_ALL = (
-    r"messages\.(_published|wait|register|run_broker|(un)?capture"
-    r"|_passed|_event_table|_(first_|last_)?lane)\("
+    r"(notifyq\.published|messages\.(wait|register|run_broker|(un)?capture)"
+    r"|notifyq\.(progress_of|event_table|(first_|last_)?key_hash))\("
 )
 # What the package calls as who owns the schema.
-FROM_OUTSIDE = ["_here", "_is_foreign"]
+FROM_OUTSIDE = ["current_origin", "is_foreign"]
 # What makes tables: whoever begins that, they are the owner's.
-MAKING = ["_make_partition", "_make_segment", "_compact_day"]
+MAKING = ["make_partition", "make_segment", "compact_day"]
 # What pg_cron runs, it runs as who scheduled it; and only who runs it may end a session. What one
 # may see of the sessions of others is the server's to decide. And values of a type of the caller's
 # are made and read with the rights of the caller.
@@ -63,7 +64,8 @@ async def test_what_others_call_runs_as_its_owner_under_a_fixed_search_path(
     """And what only these functions call runs as they do: to set that once more takes time."""
     found = await connection.fetch(
         "select p.oid::regprocedure::text, p.prosecdef, p.proconfig, "
-        "p.proname ~ '^_' and p.prorettype <> 'trigger'::regtype and p.proname <> all ($1) "
+        "obj_description(p.oid, 'pg_proc') is null and p.prorettype <> 'trigger'::regtype "
+        "and p.proname <> all ($1) "
         f"from {FUNCTIONS}",
         FROM_OUTSIDE + MAKING,
     )
@@ -81,7 +83,13 @@ async def test_what_others_call_runs_as_its_owner_under_a_fixed_search_path(
 def test_what_the_package_calls_is_known() -> None:
     """Files of the schema are run under a path of their own; what the package sends is not."""
     text = "".join(path.read_text() for path in (ROOT / "src" / "notifyq").rglob("*.py"))
-    assert set(re.findall(r"\bmessages\.(_\w+)\(", text)) == set(FROM_OUTSIDE)
+    grants = (ROOT / "db/init/security/grants.sql").read_text()
+    helpers = {
+        name
+        for name in re.findall(r"\bnotifyq\.(\w+)\(", text)
+        if not re.search(rf"['\s]{name}['\s]", grants)
+    }
+    assert helpers == set(FROM_OUTSIDE)
 
 
 async def test_nothing_is_executable_or_readable_by_everybody(connection: Connection) -> None:
@@ -184,7 +192,9 @@ async def test_queries_that_are_run_elsewhere_have_all_values_through_format(
     )
     assert found
     for name, source in found:
-        code = re.sub(r"--[^\n]*|perform messages\._invalid\(.*?\);", "", source, flags=re.DOTALL)
+        code = re.sub(
+            r"--[^\n]*|perform notifyq\.raise_invalid\(.*?\);", "", source, flags=re.DOTALL
+        )
         returned = re.findall(r"\breturn\b(.*?);", code, re.DOTALL)
         assert returned, name
         for text in returned:
@@ -192,7 +202,7 @@ async def test_queries_that_are_run_elsewhere_have_all_values_through_format(
             made, _, _ = text.partition("\n    from ")
             while match := re.search(r"\bformat\(", made):
                 made = made[: match.start()] + made[_end(made, match.end()) :]
-            made = re.sub(r"'[^']*'|messages\._\w+_query\(\w+\)", "", made)
+            made = re.sub(r"'[^']*'|notifyq\.\w+_query\(\w+\)", "", made)
             assert set(re.findall(r"\w+|[^\s(),]", made)) <= {"select", "concat", "string_agg"}, (
                 name
             )
@@ -212,7 +222,8 @@ async def test_every_public_function_is_commented_and_granted_and_no_other_is_gr
     connection: Connection,
 ) -> None:
     found = await connection.fetch(f"""
-        select p.oid::regprocedure::text, p.proname ~ '^_', obj_description(p.oid, 'pg_proc'),
+        select p.oid::regprocedure::text, obj_description(p.oid, 'pg_proc') is null,
+          obj_description(p.oid, 'pg_proc'),
           exists (
             select from aclexplode(p.proacl) as x
             where x.grantee <> p.proowner and x.privilege_type = 'EXECUTE'
@@ -231,7 +242,8 @@ async def test_every_table_and_type_is_commented(connection: Connection) -> None
         "and c.relname !~ '^(message_archive|attempt)_' "
         "and obj_description(c.oid, 'pg_class') is null "
         "union all select t.typname::text from pg_type as t "
-        "where t.typnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and t.typtype in ('e', 'c') "
+        "where t.typnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and "
+        "t.typtype in ('e', 'c') "
         "and (t.typrelid = 0 or exists (select from pg_class as c where c.oid = t.typrelid "
         "and c.relkind = 'c')) and obj_description(t.oid, 'pg_type') is null",
     )
@@ -275,7 +287,8 @@ async def test_constraints_and_indexes_are_named_by_one_pattern(connection: Conn
         f"select c.relname::text from {TABLES} and c.relkind in ('i', 'I') "
         "and c.relname !~ '^(message_archive|attempt)_(\\d|default)' union all "
         "select k.conname::text from pg_constraint as k "
-        "where k.connamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and k.contype <> 'n' "
+        "where k.connamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and "
+        "k.contype <> 'n' "
         "and k.conrelid::regclass::text !~ '(message_archive|attempt)_'",
     )
     assert [name for name in found if not re.search(r"_(pk|uq|ck|fk|idx)$", name)] == []
@@ -286,7 +299,8 @@ async def test_every_foreign_key_has_an_index(connection: Connection) -> None:
         connection,
         """
         select k.conname::text from pg_constraint as k
-        where k.connamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and k.contype = 'f'
+        where k.connamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
+          and k.contype = 'f'
           and not exists (
             select from pg_index as x
             where x.indrelid = k.conrelid and (x.indkey::int2[])[0] = k.conkey[1]
@@ -307,16 +321,16 @@ async def test_the_end_of_a_lock_is_in_no_index(connection: Connection) -> None:
     assert [it for it in indexes if "lock_expires_at" in it] == []
 
 
-@pytest.mark.parametrize("table", ["message", "message_volatile"])
+@pytest.mark.parametrize("table", ["messages.message", "notifyq.message_volatile"])
 async def test_the_indexes_by_key_are_those_of_lanes(connection: Connection, table: str) -> None:
     """What they have is spelled out where they are made, and must be what _lane() is."""
     await connection.execute("set enable_seqscan = off; set enable_sort = off")
     for condition, index in (
-        ("state = 'waiting' and", f"{table}_key_waiting_idx"),
-        ("", f"{table}_key_idx"),
+        ("state = 'waiting' and", f"{table.partition('.')[2]}_key_waiting_idx"),
+        ("", f"{table.partition('.')[2]}_key_idx"),
     ):
         plan = await connection.fetch(
-            f"explain select from messages.{table} "
+            f"explain select from {table} "
             f"where {condition} notifyq.key_hash(queue, key) > 7 "
             "order by notifyq.key_hash(queue, key)"
         )

@@ -254,7 +254,8 @@ INTO_NO_QUEUE = [
     "else (cardinality(array(select messages.publish_many('default', array['1', '2']::jsonb[]))) "
     "> 0)::text::jsonb end from unnest('{nope,default}'::text[]) as q",
     "insert into messages.message (queue, message) select q.name, case q.place when 4 then "
-    "coalesce(to_jsonb(notifyq.check_inserted(currval_of(2), 'default', true)::text), '1') else '1' end "
+    "coalesce(to_jsonb(notifyq.check_inserted(currval_of(2), 'default', true)::text), '1') else "
+    "'1' end "
     "from unnest('{nope,default,default,default}'::text[]) with ordinality as q (name, place)",
 ]
 

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 OWNERS = """
     select distinct o.owner::regrole::text from (
       select n.nspowner from pg_namespace as n where n.nspname in ('messages', 'notifyq')
-      union all select relowner from pg_class where relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
-      union all select proowner from pg_proc where pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
-      union all select typowner from pg_type where typnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
+      union all select relowner from pg_class where relnamespace in ('messages'::regnamespace,
+        'notifyq'::regnamespace)
+      union all select proowner from pg_proc where pronamespace in ('messages'::regnamespace,
+        'notifyq'::regnamespace)
+      union all select typowner from pg_type where typnamespace in ('messages'::regnamespace,
+        'notifyq'::regnamespace)
     ) as o (owner)
 """
 

@@ -137,9 +137,9 @@ class Rollup(Pipeline):
 
     def check(self, seed: int) -> int:
         columns = ["queue", "status", "finished"]
-        groups = "select queue, status::text, {} from messages.{} group by 1, 2"
+        groups = "select queue, status::text, {} from {} group by 1, 2"
         wanted = self.ask(groups.format("count(*)", "message_archive"))
-        found = self.ask(groups.format("sum(finished)::bigint", "rollup"))
+        found = self.ask(groups.format("sum(finished)::bigint", "notifyq.rollup"))
         self._once("notifyq.rollup", wanted, found)
         table = Lake(self.dsn, self._lake()).dataset("rollup").to_table(columns=columns)
         sums = table.group_by(columns[:2]).aggregate([("finished", "sum")]).to_pylist()

@@ -174,8 +174,8 @@ def test_a_lake_that_executors_do_not_share_is_not_read(
         assert "is not seen on" in cluster.log("driver").removeprefix(before)
     with pytest.raises(AssertionError, match=r"FILE_NOT_EXIST|does not exist"):
         cluster.call("frame", dsn=dsn, lake=str(lake))
-    for table in ("rollup", "message"):
-        assert session.execute(f"select from messages.{table}".encode()).fetchall() == []
+    for table in ("notifyq.rollup", "messages.message"):
+        assert session.execute(f"select from {table}".encode()).fetchall() == []
 
 
 @pytest.mark.parametrize("victim", ["executor", "worker"])

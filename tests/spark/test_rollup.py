@@ -55,7 +55,7 @@ async def counted(connection: Connection) -> list[Any]:
         row[0]
         for table in tables
         for row in await connection.fetch(
-            f"select to_jsonb(r) - 'lake' from messages.{table} as r order by 1"
+            f"select to_jsonb(r) - 'lake' from notifyq.{table} as r order by 1"
         )
     ]
 

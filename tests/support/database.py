@@ -309,14 +309,14 @@ def _acl(label: str, acl: str, kind: str, owner: str, source: str) -> str:
 
 
 _RELATIONS = """pg_class as c join pg_namespace as n
-      on n.oid = c.relnamespace and n.nspname in ('messages', 'notifyq') 
+      on n.oid = c.relnamespace and n.nspname in ('messages', 'notifyq')
       and c.relkind in ('r', 'p', 'v', 'S')"""
 _FUNCTIONS = (
     "pg_proc as p join pg_namespace as n "
     "on n.oid = p.pronamespace and n.nspname in ('messages', 'notifyq')"
 )
 _TYPES = """pg_type as t join pg_namespace as n
-      on n.oid = t.typnamespace and n.nspname in ('messages', 'notifyq') 
+      on n.oid = t.typnamespace and n.nspname in ('messages', 'notifyq')
       and t.typtype in ('e', 'd', 'c')"""
 
 _CATALOG = (
@@ -327,7 +327,8 @@ _CATALOG = (
     """,
     f"""
     select format('relation %s: kind %s, persistence %s, owner %s, options %s, part of %s %s, '
-      'row security %s, comment %s', c.oid::regclass, c.relkind, c.relpersistence, c.relowner::regrole,
+      'row security %s, comment %s', c.oid::regclass, c.relkind, c.relpersistence,
+        c.relowner::regrole,
       array(select o from unnest(c.reloptions) as o order by o), i.inhparent::regclass,
       pg_get_expr(c.relpartbound, c.oid), c.relrowsecurity, obj_description(c.oid, 'pg_class'))
     from {_RELATIONS} left join pg_inherits as i on i.inhrelid = c.oid
@@ -354,7 +355,8 @@ _CATALOG = (
     where n.nspname in ('messages', 'notifyq')
     """,
     """
-    select format('index %s: %s, valid %s, options %s', c.oid::regclass, pg_get_indexdef(x.indexrelid),
+    select format('index %s: %s, valid %s, options %s', c.oid::regclass,
+      pg_get_indexdef(x.indexrelid),
       x.indisvalid, c.reloptions)
     from pg_index as x join pg_class as c on c.oid = x.indexrelid
     join pg_namespace as n on n.oid = c.relnamespace and n.nspname in ('messages', 'notifyq')

@@ -340,9 +340,12 @@ async def test_what_a_superuser_adds_becomes_the_owners(
         await schema.upgrade(connection, second)
         owners = await connection.fetch(
             "select distinct owner::regrole::text from (select relowner from pg_class "
-            "where relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) union all select proowner from pg_proc "
-            "where pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) union all select typowner from pg_type "
-            "where typnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)) as o (owner)"
+            "where relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) union "
+            "all select proowner from pg_proc "
+            "where pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) union "
+            "all select typowner from pg_type "
+            "where typnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)) as o "
+            "(owner)"
         )
         assert [row["owner"] for row in owners] == [role]
         # Functions that were there before, and are the role's, read the new table.

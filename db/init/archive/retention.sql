@@ -279,7 +279,7 @@ declare
   v_day timestamptz := to_date(right(relation, 8), 'YYYYMMDD')::timestamptz;
   v_new text := relation || '_new';
   v_plan notifyq.day_plan;
-  v_rows bigint := notifyq.estimate_count(format('notifyq.%I', relation)::regclass);
+  v_rows bigint := notifyq.estimate_count(relation);
   v_left bigint;
 begin
   if notifyq.is_held(array[format('messages.%I', v_parent), format('notifyq.%I', relation)]) then

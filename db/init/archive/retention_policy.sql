@@ -222,7 +222,7 @@ begin
     );
     return;
   end if;
-  v_rows := notifyq.estimate_count(v_class);
+  v_rows := notifyq.estimate_count(relation);
   return query
   with known as (
     select c._value as queue, c._share as share

@@ -20,7 +20,7 @@ begin
 exception
   when insufficient_privilege then
     raise exception using
-      errcode = '42501',
+      errcode = 'insufficient_privilege',
       message = 'the schemas messages and notifyq cannot be created here: ' || sqlerrm,
       hint = format(
         'let an administrator of database %I run: create schema if not exists messages '

@@ -33,7 +33,8 @@ begin
   if hint = '' then
     raise exception using errcode = 'NQ003', message = raise_invalid.message;
   end if;
-  raise exception using errcode = 'NQ003', message = raise_invalid.message, hint = raise_invalid.hint;
+  raise exception using
+    errcode = 'NQ003', message = raise_invalid.message, hint = raise_invalid.hint;
 end;
 $$;
 

@@ -209,7 +209,8 @@ create or replace function notifyq.take_wake_slots(queues text[], places integer
 as $$
 begin
   perform notifyq.check_slots(take_wake_slots.places);
-  perform notifyq.check_access(u.name, 'consume from') from unnest(take_wake_slots.queues) as u (name);
+  perform notifyq.check_access(u.name, 'consume from')
+  from unnest(take_wake_slots.queues) as u (name);
   return array(
     select (
       select p.place

@@ -211,7 +211,8 @@ exception
     where o.epoch = v_here.epoch
       and o.timeline < v_here.timeline
       and v_parts[1:4] = array[
-        v_here.system_identifier::text, notifyq.database_name()::text, o.epoch::text, o.timeline::text
+        v_here.system_identifier::text, notifyq.database_name()::text, o.epoch::text,
+        o.timeline::text
       ];
     if v_reached is null then
       raise;

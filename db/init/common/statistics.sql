@@ -1,19 +1,20 @@
 -- Statistics: what the server knows of a table without reading it.
 
--- A huge table is not read for a figure.
-create or replace function notifyq.estimate_count(relation regclass)
+-- Of the table of a day; a huge one is not read for a figure.
+create or replace function notifyq.estimate_count(relation text)
   returns bigint
   language plpgsql
   stable
 as $$
 declare
+  v_class regclass := format('notifyq.%I', relation)::regclass;
   v_rows bigint;
 begin
-  select c.reltuples::bigint into v_rows from pg_class as c where c.oid = relation;
-  if v_rows > 0 and pg_relation_size(relation) > 8000000 then
+  select c.reltuples::bigint into v_rows from pg_class as c where c.oid = v_class;
+  if v_rows > 0 and pg_relation_size(v_class) > 8000000 then
     return v_rows;
   end if;
-  execute format('select count(*) from %s', relation) into v_rows;
+  execute format('select count(*) from notifyq.%I', relation) into v_rows;
   return v_rows;
 end;
 $$;

@@ -59,7 +59,9 @@ declare
 begin
   perform notifyq.check_duration('step', step);
   if not coalesce(dimensions <@ '{queue,type,status}', false) then
-    perform notifyq.raise_invalid('group by some of queue, type and status', 'an empty array: by none');
+    perform notifyq.raise_invalid(
+      'group by some of queue, type and status', 'an empty array: by none'
+    );
   end if;
   if step < interval '1 hour' or date_trunc('hour', step) <> step
     or extract(month from step) <> 0 or extract(year from step) <> 0

@@ -286,7 +286,9 @@ declare
   v_batch bigint;
 begin
   if after is null or upto is null or upto <= after then
-    perform notifyq.raise_invalid('a roll-up goes from one batch to a later one', 'see rolled_up()');
+    perform notifyq.raise_invalid(
+      'a roll-up goes from one batch to a later one', 'see rolled_up()'
+    );
   end if;
   insert into notifyq.rollup_progress as p (lake, batch)
   values (v_lake.id, 0)

@@ -158,7 +158,8 @@ create or replace function notifyq.waiting_keys(
   language plpgsql
   stable
   set enable_seqscan = off
-  -- As in find_messages(): what waits of a whole queue would be read, and sorted, for each of its keys.
+  -- As in find_messages(): what waits of a whole queue would be read, and sorted, for each of its
+  -- keys.
   set enable_sort = off
   set enable_bitmapscan = off
   set jit = off

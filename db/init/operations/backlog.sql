@@ -296,7 +296,9 @@ begin
       'null: as it fits'
     );
   elsif v_since + v_step * 2000 < v_until then
-    perform notifyq.raise_invalid('more than 2000 steps', 'make the step longer, or the time shorter');
+    perform notifyq.raise_invalid(
+      'more than 2000 steps', 'make the step longer, or the time shorter'
+    );
   end if;
   v_since := date_bin(v_step, v_since, '2000-01-03 00:00+00');
   if v_step >= interval '1 hour' and date_trunc('hour', v_step) = v_step then

@@ -232,7 +232,9 @@ begin
 end;
 $$;
 
-create or replace function notifyq.step_result(found bigint[], done bigint, at timestamptz, id bigint)
+create or replace function notifyq.step_result(
+  found bigint[], done bigint, at timestamptz, id bigint
+)
   returns messages.step_report
   language sql
   immutable

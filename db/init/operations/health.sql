@@ -154,8 +154,9 @@ begin
 end;
 $$;
 comment on function messages.health() is
-  'Numbers by which an installation is watched, each with its unit: those of notifyq.table_sizes() and '
-  'notifyq.notification_counters(); by cause, how many transactions old the oldest snapshot is that '
+  'Numbers by which an installation is watched, each with its unit: those of '
+  'notifyq.table_sizes() and notifyq.notification_counters(); by cause, how many '
+  'transactions old the oldest snapshot is that '
   'messages.holders() tells of (xmin_age); how many sessions wait for locks and how long, in '
   'seconds, the longest wait, transaction, and idle transaction is, as messages.activity() tells; '
   'connections and how many there may be; sessions of workers; how full the notifications are '

@@ -30,7 +30,8 @@ begin
   )
   values (
     worker_heartbeat.worker, clock_timestamp(), pg_backend_pid(), worker_heartbeat.pid,
-    worker_heartbeat.concurrency, worker_heartbeat.running, worker_heartbeat.is_stopping, worker_heartbeat.host,
+    worker_heartbeat.concurrency, worker_heartbeat.running, worker_heartbeat.is_stopping,
+    worker_heartbeat.host,
     worker_heartbeat.version, worker_heartbeat.queues, worker_heartbeat.streams
   )
   on conflict on constraint worker_name_pk do update set

@@ -101,7 +101,9 @@ begin
       perform notifyq.send_notification('dead_message', v_queue, notifyq.compact_ids(v_ids));
     end if;
     if v_awaited is not null then
-      perform notifyq.send_notification('finished_message', v_queue, notifyq.compact_ids(v_awaited));
+      perform notifyq.send_notification(
+        'finished_message', v_queue, notifyq.compact_ids(v_awaited)
+      );
     end if;
   end loop;
   if v_count = 0 then

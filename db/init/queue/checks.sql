@@ -208,20 +208,26 @@ declare
     from pg_trigger as g
     where g.tgrelid = rebuild_queue_trigger.relation and g.tgname = rebuild_queue_trigger.name
   );
+  v_schema name;
+  v_table name;
 begin
+  select n.nspname, c.relname into v_schema, v_table
+  from pg_class as c
+  join pg_namespace as n on n.oid = c.relnamespace
+  where c.oid = relation;
   if position(quote_literal(names::text) in v_present) > 0
     or names = '{}' and v_present is null
   then
     return;
   end if;
   if names = '{}' then
-    execute format('drop trigger %I on %s', name, relation);
+    execute format('drop trigger %I on %I.%I', name, v_schema, v_table);
     return;
   end if;
   execute format(
-    'create or replace trigger %I before insert on %s for each row '
+    'create or replace trigger %I before insert on %I.%I for each row '
     'when (new.queue = any (%L::text[])) execute function notifyq.%I()',
-    name, relation, names, function
+    name, v_schema, v_table, names, function
   );
 exception
   when lock_not_available then
@@ -241,7 +247,9 @@ declare
   );
 begin
   perform notifyq.rebuild_queue_trigger('messages.message', 'payload', 'guard_payload', v_names);
-  perform notifyq.rebuild_queue_trigger('notifyq.message_volatile', 'payload', 'guard_payload', v_names);
+  perform notifyq.rebuild_queue_trigger(
+    'notifyq.message_volatile', 'payload', 'guard_payload', v_names
+  );
 end;
 $$;
 

@@ -122,7 +122,8 @@ create or replace function notifyq.add_dependencies(
 as $$
 begin
   insert into notifyq.dependency (message_id, after_id, position, on_failure, available_at, delay)
-  select u.id, a.id, a.position, add_dependencies.on_failure, add_dependencies.due, add_dependencies.delay
+  select u.id, a.id, a.position, add_dependencies.on_failure, add_dependencies.due,
+    add_dependencies.delay
   from unnest(add_dependencies.ids) as u (id)
   cross join unnest(add_dependencies.after) with ordinality as a (id, position)
   order by u.id, a.id;

@@ -48,7 +48,9 @@ create or replace function notifyq.rest_after(work bigint, began timestamptz)
 as $$
 begin
   return case when work > 30000
-    then greatest(1000, 10 * notifyq.epoch_ms(clock_timestamp()) - 10 * notifyq.epoch_ms(began)) end;
+    then greatest(
+      1000, 10 * notifyq.epoch_ms(clock_timestamp()) - 10 * notifyq.epoch_ms(began)
+    ) end;
 end;
 $$;
 
@@ -163,7 +165,8 @@ begin
     from (
       select width_bucket(x.xid::text::bigint, v_numbers) as place
       from (
-        select pg_snapshot_xip(advance_bounds.snapshot) union all select pg_snapshot_xmax(advance_bounds.snapshot)
+        select pg_snapshot_xip(advance_bounds.snapshot)
+        union all select pg_snapshot_xmax(advance_bounds.snapshot)
       ) as x (xid)
       union
       select cardinality(v_numbers)

@@ -118,7 +118,8 @@ begin
   places as materialized (
     -- Somebody may name a message twice.
     select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.place::integer as place
-    from unnest(retry_locked.ids, retry_locked.lock_tokens) with ordinality as u (id, lock_token, place)
+    from unnest(retry_locked.ids, retry_locked.lock_tokens) with ordinality
+      as u (id, lock_token, place)
   ),
   failing as materialized (
     select h.*, p.place,
@@ -137,7 +138,8 @@ begin
     )
     -- Texts are cut, as they come from programs that may write anything.
     select f.id, f.lock_token, f.locked_at, v_now + greatest(f.delay, interval '0'), f.attempts,
-      retry_locked.statuses[f.place], f.queue, f.locked_by, left(retry_locked.error_types[f.place], 200),
+      retry_locked.statuses[f.place], f.queue, f.locked_by,
+      left(retry_locked.error_types[f.place], 200),
       left(coalesce(retry_locked.errors[f.place], retry_locked.details[f.place]), 8000),
       left(retry_locked.tracebacks[f.place], 32000)
     from failing as f
@@ -183,7 +185,8 @@ begin
       and a.lock_token = retry_locked.lock_tokens[p.place]
       and a.ended_at >= transaction_timestamp()
       and concat(
-        retry_locked.error_types[p.place], retry_locked.errors[p.place], retry_locked.tracebacks[p.place]
+        retry_locked.error_types[p.place], retry_locked.errors[p.place],
+        retry_locked.tracebacks[p.place]
       ) <> '';
   end if;
   return query
@@ -251,7 +254,9 @@ begin
     ]) as u (length)
     where u.length <> v_count
   ) then
-    perform notifyq.raise_invalid('ids, lock_tokens and all that is given must have the same length');
+    perform notifyq.raise_invalid(
+      'ids, lock_tokens and all that is given must have the same length'
+    );
   end if;
   perform notifyq.check_duration('delay', u.delay)
   from unnest(delays) as u (delay)

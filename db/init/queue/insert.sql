@@ -157,7 +157,9 @@ begin
   v_queue := notifyq.find_queue(check_inserted.queue);
   if check_inserted.is_due then
     -- Where each row speaks for itself, equal bells of a transaction become one.
-    perform notifyq.notify_queue(v_queue, case when v_is_serializable then '' else first_id::text end);
+    perform notifyq.notify_queue(
+      v_queue, case when v_is_serializable then '' else first_id::text end
+    );
   end if;
 end;
 $$;
@@ -201,7 +203,8 @@ end;
 $$;
 
 -- The condition is the publisher's half of the bell, see common/notify.sql. It asks for the key
--- that suppression_key() names (a call of that function would cost more than the lock), after the row
+-- that suppression_key() names (a call of that function would cost more than the lock), after the
+-- row
 -- is written: by then the transaction has its number, and whoever stops attending waits for its
 -- end.
 create or replace trigger published

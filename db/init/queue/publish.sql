@@ -74,7 +74,9 @@ begin
     now()
   );
   if publish.message is null then
-    perform notifyq.raise_invalid('message must not be null', 'publish the JSON value null instead');
+    perform notifyq.raise_invalid(
+      'message must not be null', 'publish the JSON value null instead'
+    );
   end if;
   if publish.queue is null then
     perform notifyq.raise_invalid('queue must not be null', 'name a queue, as in ''default''');

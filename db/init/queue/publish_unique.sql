@@ -30,7 +30,9 @@ begin
     );
   end if;
   if dedup_scope not in ('live', 'waiting') then
-    perform notifyq.raise_invalid(format('dedup_scope must be live or waiting, not %s', dedup_scope));
+    perform notifyq.raise_invalid(
+      format('dedup_scope must be live or waiting, not %s', dedup_scope)
+    );
   end if;
   if dedup_keys is null then
     if dedup_scope is not null or dedup_window is not null or on_duplicate <> 'keep' then

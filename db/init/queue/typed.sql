@@ -17,7 +17,9 @@ begin
     select from pg_type as t where t.oid = type and t.typtype <> 'p' and t.typisdefined
       and t.typnamespace <> pg_my_temp_schema()
   ) then
-    perform notifyq.raise_invalid(format('payload_type cannot be %s', type), 'give one for columns');
+    perform notifyq.raise_invalid(
+      format('payload_type cannot be %s', type), 'give one for columns'
+    );
   end if;
   return nullif(type::text, '-');
 end;
@@ -41,7 +43,9 @@ begin
   if given is not null and v_type is null then
     perform notifyq.find_queue(queue)
     where not exists (select from messages.stream as s where s.name = payload_type.queue);
-    perform notifyq.raise_invalid(format('%L has no payload_type', queue), 'use messages.publish()');
+    perform notifyq.raise_invalid(
+      format('%L has no payload_type', queue), 'use messages.publish()'
+    );
   elsif given <> v_type then
     perform notifyq.mismatch(queue, v_type, given, null);
   end if;

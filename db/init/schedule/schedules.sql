@@ -65,7 +65,8 @@ create or replace function notifyq.check_timezone(name text)
 as $$
 declare
   v_name text := (
-    select z.name from pg_timezone_names as z where lower(z.name) = lower(check_timezone.name) limit 1
+    select z.name from pg_timezone_names as z
+    where lower(z.name) = lower(check_timezone.name) limit 1
   );
 begin
   if v_name is null then

@@ -39,7 +39,9 @@ begin
   perform notifyq.check_duration('retention', stream.retention);
   perform notifyq.check_positive('max_lag', stream.max_lag);
   if stream.max_events < 1 then
-    perform notifyq.raise_invalid(format('max_events must be at least 1, not %s', stream.max_events));
+    perform notifyq.raise_invalid(
+      format('max_events must be at least 1, not %s', stream.max_events)
+    );
   end if;
   if stream.max_bytes not between 4096 and 268435456 then
     perform notifyq.raise_invalid(
@@ -257,7 +259,7 @@ $$;
 
 -- How many transactions are over in a snapshot. Of two snapshots of one server the later one sees
 -- all that the earlier one does, so this number tells which is which. Inlined.
-create or replace function notifyq.finished_transactions(snapshot pg_snapshot)
+create or replace function notifyq.progress_of(snapshot pg_snapshot)
   returns bigint
   language sql
   immutable

@@ -123,7 +123,8 @@ begin
   if not last.is_last then
     v_next.last_id := last.upto_high;
     v_next.after_id := last.last_id;
-    select a.there, a.last_id into v_there, v_last from notifyq.count_next_events(v_next, quantity) as a;
+    select a.there, a.last_id into v_there, v_last
+    from notifyq.count_next_events(v_next, quantity) as a;
   end if;
   if last.is_last or v_there = 0 then
     select t.* into v_newest
@@ -139,7 +140,7 @@ begin
       where t.stream = v_newest.stream
         and t.is_asked
         and t.id > last.tick
-        and notifyq.finished_transactions(t.snapshot) > notifyq.finished_transactions(last.upto)
+        and notifyq.progress_of(t.snapshot) > notifyq.progress_of(last.upto)
       order by t.id
       limit 1;
     end if;
@@ -156,7 +157,7 @@ begin
         fresh
       );
       -- Nothing has ended since, or this transaction keeps a snapshot that is older.
-      if notifyq.finished_transactions(v_moment.snapshot) <= notifyq.finished_transactions(last.upto) then
+      if notifyq.progress_of(v_moment.snapshot) <= notifyq.progress_of(last.upto) then
         return null;
       end if;
       v_next := notifyq.batch_window(last, v_moment.snapshot, v_moment.low, v_moment.high);
@@ -168,7 +169,8 @@ begin
       return null;
     end if;
     if v_there > quantity then
-      select a.there, a.last_id into v_there, v_last from notifyq.count_next_events(v_next, quantity) as a;
+      select a.there, a.last_id into v_there, v_last
+      from notifyq.count_next_events(v_next, quantity) as a;
     end if;
   end if;
   v_next.kind := 'events';
@@ -246,7 +248,9 @@ end;
 $$;
 
 -- What is to be seen once more, in a batch of its own that goes first. Null: nothing is due.
-create or replace function notifyq.select_retry_batch(last notifyq.batch, quantity integer, member text)
+create or replace function notifyq.select_retry_batch(
+  last notifyq.batch, quantity integer, member text
+)
   returns bigint
   language plpgsql
 as $$
@@ -428,7 +432,7 @@ begin
     );
   end if;
   -- A transaction that keeps an older snapshot would see a part of it, and take it for the whole.
-  if notifyq.finished_transactions(pg_current_snapshot()) < notifyq.finished_transactions(batch.upto) then
+  if notifyq.progress_of(pg_current_snapshot()) < notifyq.progress_of(batch.upto) then
     perform notifyq.raise_invalid(
       format('batch %s is younger than the snapshot of this transaction', batch.id),
       'read it in a new transaction'

@@ -60,7 +60,8 @@ begin
   end if;
   -- Only where it is new: the lock of the row would last as long as a procedure does.
   if not exists (
-    select from notifyq.broker as b where b.role = take_broker_slot.role and b.pid = pg_backend_pid()
+    select from notifyq.broker as b
+    where b.role = take_broker_slot.role and b.pid = pg_backend_pid()
   ) then
     insert into notifyq.broker as b (role, pid, started_at)
     values (take_broker_slot.role, pg_backend_pid(), clock_timestamp())

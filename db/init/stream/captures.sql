@@ -35,7 +35,9 @@ begin
   if v_table.relnamespace in (
     'messages'::regnamespace, 'notifyq'::regnamespace, 'pg_catalog'::regnamespace
   ) then
-    perform notifyq.raise_invalid(format('%s cannot be captured', relation), 'it is no table of yours');
+    perform notifyq.raise_invalid(
+      format('%s cannot be captured', relation), 'it is no table of yours'
+    );
   end if;
   if not notifyq.has_role(pg_get_userbyid(v_table.relowner)) then
     raise exception using

@@ -23,7 +23,7 @@ begin
   from messages.stream as s
   cross join lateral (
     select count(*)::integer, coalesce(
-        sum(pg_total_relation_size(to_regclass(notifyq.event_table(e.id)))), 0
+        sum(pg_total_relation_size(to_regclass('notifyq.' || notifyq.event_table(e.id)))), 0
       )::bigint, min(e.opened_at)
     from notifyq.segment as e
     where e.stream = s.id
@@ -174,7 +174,7 @@ begin
     v_batch.kind = 'retries', greatest(v_batch.after_id, v_batch.seen_low) + 1, v_batch.last_id,
     v_batch.seen, v_batch.upto, nullif(p.tick, 0), nullif(v_batch.tick, 0), b.created_at,
     t.created_at, clock_timestamp() - case
-      when t.is_asked and notifyq.finished_transactions(t.snapshot) >= notifyq.finished_transactions(v_batch.upto)
+      when t.is_asked and notifyq.progress_of(t.snapshot) >= notifyq.progress_of(v_batch.upto)
         then t.created_at
       else v_batch.opened_at
     end
@@ -310,12 +310,15 @@ begin
     select notifyq.event_table(s.id)
     from notifyq.segment as s
     where s.stream = v_stream.id
-      and (s.sealed is null or notifyq.finished_transactions(s.sealed) > notifyq.finished_transactions(events_since.seen))
+      and (
+        s.sealed is null
+        or notifyq.progress_of(s.sealed) > notifyq.progress_of(events_since.seen)
+      )
     order by s.low, s.id
   loop
     return query execute format(
       'select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, null::text '
-      'from %s as e '
+      'from notifyq.%I as e '
       'where e.xid >= %L and not pg_visible_in_snapshot(e.xid, %L) '
       'order by e.id',
       v_table, pg_snapshot_xmin(events_since.seen), events_since.seen

@@ -67,7 +67,7 @@ begin
   select t.* into v_tick
   from notifyq.tick as t where t.stream = tick_idle.stream.id order by t.id desc limit 1;
   execute format(
-    'select exists (select from %s as e where e.id > %L)', v_table, v_tick.high
+    'select exists (select from notifyq.%I as e where e.id > %L)', v_table, v_tick.high
   )
   into v_is_there;
   if v_is_there and v_tick.created_at < v_now - interval '1 second' then
@@ -83,7 +83,7 @@ begin
     ) as b
     where u.stream = tick_idle.stream.id
       and (
-        v_is_there and notifyq.finished_transactions(b.upto) < notifyq.finished_transactions(v_tick.snapshot)
+        v_is_there and notifyq.progress_of(b.upto) < notifyq.progress_of(v_tick.snapshot)
         or exists (
           select from notifyq.event_retry as r
           where r.subscription = u.id

@@ -71,7 +71,9 @@ begin
     perform notifyq.check_access(stream.name, 'publish into');
   end if;
   if jsonb_typeof(headers) <> 'object' then
-    perform notifyq.raise_invalid(format('headers must be an object: %s', left(headers::text, 100)));
+    perform notifyq.raise_invalid(
+      format('headers must be an object: %s', left(headers::text, 100))
+    );
   end if;
   select max(octet_length(p.payload::text)) + coalesce(octet_length(headers::text), 0)
   into v_bytes
@@ -197,7 +199,9 @@ begin
       <= v_stream.lone_bytes
   ) is not true then
     if message is null then
-      perform notifyq.raise_invalid('message must not be null', 'publish the JSON value null instead');
+      perform notifyq.raise_invalid(
+        'message must not be null', 'publish the JSON value null instead'
+      );
     end if;
     perform notifyq.check_events(v_stream, array[message], headers);
   end if;

@@ -32,7 +32,7 @@ begin
     return null;
   end if;
   execute format(
-    'lock table %s in row exclusive mode nowait', notifyq.event_table(v_segment.id)
+    'lock table notifyq.%I in row exclusive mode nowait', notifyq.event_table(v_segment.id)
   );
   v_open := notifyq.open_transactions();
   if v_segment.witnesses is null then
@@ -64,18 +64,18 @@ begin
   v_table := notifyq.event_table(v_id);
   -- Attached, not created in place, which would lock out all publishers of all streams.
   execute format(
-    'create table %s (like messages.event including defaults including constraints)',
+    'create table notifyq.%I (like messages.event including defaults including constraints)',
     v_table
   );
   if not make_segment.durable then
-    execute format('alter table %s set unlogged', v_table);
+    execute format('alter table notifyq.%I set unlogged', v_table);
   end if;
-  v_key := format('event_%s_id_pk', v_id);
-  v_index := format('event_%s_xid_id_idx', v_id);
-  execute format('alter table %s add constraint %I primary key (id)', v_table, v_key);
-  execute format('create index %I on %s (xid, id)', v_index, v_table);
+  v_key := v_table || '_id_pk';
+  v_index := v_table || '_xid_id_idx';
+  execute format('alter table notifyq.%I add constraint %I primary key (id)', v_table, v_key);
+  execute format('create index %I on notifyq.%I (xid, id)', v_index, v_table);
   execute format(
-    'alter table messages.event attach partition %s for values in (%L)', v_table, v_id
+    'alter table messages.event attach partition notifyq.%I for values in (%L)', v_table, v_id
   );
   return v_id;
 end;
@@ -118,11 +118,11 @@ declare
   v_spare bigint;
 begin
   select s.* into v_segment from notifyq.segment as s where s.id = rotate_segment.stream.segment;
-  v_bytes := pg_relation_size(notifyq.event_table(v_segment.id)::regclass);
+  v_bytes := pg_relation_size(to_regclass('notifyq.' || notifyq.event_table(v_segment.id)));
   if v_bytes = 0 then
     return false;
   end if;
-  select sum(pg_relation_size(to_regclass(notifyq.event_table(s.id))))::bigint,
+  select sum(pg_relation_size(to_regclass('notifyq.' || notifyq.event_table(s.id))))::bigint,
     clock_timestamp() - min(s.opened_at)
   into v_kept, v_age
   from notifyq.segment as s
@@ -192,13 +192,13 @@ begin
       select from pg_locks as l
       where l.pid = pg_backend_pid()
         and l.mode = 'RowExclusiveLock'
-        and l.relation = to_regclass(v_table)
+        and l.relation = to_regclass('notifyq.' || v_table)
     )
   then
     return false;
   end if;
   -- Refused while somebody has written to it and is not over, prepared ones included.
-  execute format('lock table %s in share mode nowait', v_table);
+  execute format('lock table notifyq.%I in share mode nowait', v_table);
   update notifyq.segment as s
   set sealed = notifyq.committed_snapshot(), witnesses = null
   where s.id = segment.id;
@@ -217,8 +217,8 @@ as $$
 declare
   v_table text := notifyq.event_table(segment.id);
 begin
-  execute format('lock table %s in access exclusive mode nowait', v_table);
-  execute format('truncate table %s', v_table);
+  execute format('lock table notifyq.%I in access exclusive mode nowait', v_table);
+  execute format('truncate table notifyq.%I', v_table);
   update notifyq.segment as s
   set stream = null, opened_at = null, closed_at = null, witnesses = '{}', sealed = null
   where s.id = segment.id;

@@ -242,7 +242,7 @@ as $$
 begin
   return (
     select min(
-      notifyq.finished_transactions(
+      notifyq.progress_of(
         case when b.kind = 'position' or (b.is_last and e.batch is not null) then b.upto
         else b.seen end
       )
@@ -253,7 +253,8 @@ begin
       and (
         (b.kind <> 'position' and e.batch is null)
         or b.previous = (
-          select max(l.previous) from notifyq.batch as l where l.subscription = needed_floor.subscription
+          select max(l.previous) from notifyq.batch as l
+          where l.subscription = needed_floor.subscription
         )
       )
   );
@@ -275,16 +276,18 @@ declare
   v_table text := notifyq.event_table(segment.id);
   v_is_there boolean;
 begin
-  if notifyq.needed_floor(subscription) >= notifyq.finished_transactions(segment.sealed) then
+  if notifyq.needed_floor(subscription) >= notifyq.progress_of(segment.sealed) then
     return false;
   end if;
   v_last := notifyq.last_batch(subscription_needs.subscription);
-  if not v_last.is_last or notifyq.needed_floor(subscription) < notifyq.finished_transactions(v_last.upto) then
+  if not v_last.is_last
+    or notifyq.needed_floor(subscription) < notifyq.progress_of(v_last.upto)
+  then
     return true;
   end if;
   execute format(
-    'select exists (select from %s as e where e.xid >= %L) '
-    'or exists (select from %s as e where e.xid = any (%L))',
+    'select exists (select from notifyq.%I as e where e.xid >= %L) '
+    'or exists (select from notifyq.%I as e where e.xid = any (%L))',
     v_table, pg_snapshot_xmax(v_last.upto), v_table,
     array(select pg_snapshot_xip(v_last.upto))
   )

@@ -21,7 +21,7 @@ begin
         select u.stream from messages.subscription as u where u.id = batch.subscription
       )
       and s.low < batch.upto_high
-      and (s.sealed is null or notifyq.finished_transactions(s.sealed) > notifyq.finished_transactions(batch.seen))
+      and (s.sealed is null or notifyq.progress_of(s.sealed) > notifyq.progress_of(batch.seen))
   );
 end;
 $$;
@@ -80,7 +80,7 @@ create or replace function notifyq.event_table(segment bigint)
   immutable
   parallel safe
 as $$
-  select 'notifyq.event_' operator(pg_catalog.||) segment::pg_catalog.text;
+  select 'event_' operator(pg_catalog.||) segment::pg_catalog.text;
 $$;
 
 -- The text of a query for the events between the two ids of a batch, by id, or for the first ones.
@@ -98,7 +98,8 @@ declare
   -- So many rows are read sooner than the longer query is planned.
   v_few constant integer := 1000;
   v_is_far boolean := batch.seen_low - batch.after_id > v_few;
-  v_late xid8[] := case when v_is_far then notifyq.late_transactions(batch) else array[]::xid8[] end;
+  v_late xid8[] := case
+    when v_is_far then notifyq.late_transactions(batch) else array[]::xid8[] end;
   v_after bigint := case when v_is_far then batch.seen_low else batch.after_id end;
   v_to bigint := least(batch.last_id, batch.upto_high);
   v_segments bigint[] := notifyq.batch_segments(batch);
@@ -106,7 +107,7 @@ begin
   if cardinality(v_segments) = 1 and v_late = '{}' then
     return format(
       'select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, null::text '
-      'from %s as e where e.id > %L and e.id <= %L '
+      'from notifyq.%I as e where e.id > %L and e.id <= %L '
       'and pg_visible_in_snapshot(e.xid, %L) and not pg_visible_in_snapshot(e.xid, %L) '
       'order by e.id limit %L',
       notifyq.event_table(v_segments[1]), v_after, v_to, batch.upto, batch.seen, quantity
@@ -117,15 +118,15 @@ begin
       string_agg(
         format(
           '(select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, '
-          'null::text from %s as e where e.id > %L and e.id <= %L '
+          'null::text from %I.%I as e where e.id > %L and e.id <= %L '
           'and pg_visible_in_snapshot(e.xid, %L) and not pg_visible_in_snapshot(e.xid, %L) '
           'and e.xid <> all (%L::xid8[]) order by e.id limit %L) '
           'union all '
           '(select e.id, e.created_at, e.type, e.key, e.message, e.headers, null::integer, '
-          'null::text from unnest(%L::xid8[]) as l (xid) join %s as e '
+          'null::text from unnest(%L::xid8[]) as l (xid) join %I.%I as e '
           'on e.xid = l.xid and e.id > %L and e.id <= %L order by e.id limit %L)',
-          t.name, v_after, v_to, batch.upto, batch.seen, v_late, quantity, v_late, t.name,
-          batch.after_id, v_to, quantity
+          t.schema, t.name, v_after, v_to, batch.upto, batch.seen, v_late, quantity, v_late,
+          t.schema, t.name, batch.after_id, v_to, quantity
         ),
         ' union all '
       ),
@@ -133,7 +134,10 @@ begin
     )
     -- Without a segment, the empty table that they are parts of.
     from unnest(case when v_segments = '{}' then '{null}' else v_segments end) as s (id)
-    cross join lateral (select coalesce(notifyq.event_table(s.id), 'messages.event')) as t (name)
+    cross join lateral (
+      select case when s.id is null then 'messages' else 'notifyq' end,
+        coalesce(notifyq.event_table(s.id), 'event')
+    ) as t (schema, name)
   );
 end;
 $$;
@@ -184,10 +188,10 @@ begin
     v_table := notifyq.event_table(v_segment);
     if v_is_far then
       execute format(
-        'select exists (select from %s as e where e.xid = any (%L)) or exists ('
+        'select exists (select from notifyq.%I as e where e.xid = any (%L)) or exists ('
         '  select from unnest(%L::xid8[], %L::xid8[]) as s (before, until)'
         '  cross join lateral ('
-        '    select from %s as e where e.xid > s.before and e.xid < s.until limit 1'
+        '    select from notifyq.%I as e where e.xid > s.before and e.xid < s.until limit 1'
         '  ) as e'
         ')',
         v_table, v_late, v_befores, v_untils, v_table
@@ -196,7 +200,7 @@ begin
     else
       -- From the end: the start may be that of the window before it.
       execute format(
-        'select true from %s as e where e.id > %L and e.id <= %L '
+        'select true from notifyq.%I as e where e.id > %L and e.id <= %L '
         'and pg_visible_in_snapshot(e.xid, %L) and not pg_visible_in_snapshot(e.xid, %L) '
         'order by e.id desc limit 1',
         v_table, batch.after_id, batch.upto_high, batch.upto, batch.seen
@@ -313,7 +317,7 @@ begin
     end if;
   end if;
   v_moment := notifyq.snapshot_position(v_last.upto_low, pg_snapshot_xmax(v_last.upto), null);
-  if notifyq.finished_transactions(v_moment.snapshot) <= notifyq.finished_transactions(v_last.upto) then
+  if notifyq.progress_of(v_moment.snapshot) <= notifyq.progress_of(v_last.upto) then
     nothing := true;
     return;
   end if;
@@ -325,7 +329,7 @@ begin
     from messages.subscription as u
     join notifyq.tick as t on t.stream = u.stream and t.is_asked and t.id > v_last.tick
     where u.id = v_last.subscription
-      and notifyq.finished_transactions(t.snapshot) > notifyq.finished_transactions(v_last.upto)
+      and notifyq.progress_of(t.snapshot) > notifyq.progress_of(v_last.upto)
   );
 end;
 $$;

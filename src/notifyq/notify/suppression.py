@@ -141,7 +141,7 @@ class Suppression:
         return True
 
     async def attend(self, queue: str) -> bool | None:
-        """Promise to look at the queue every few milliseconds; answer as notifyq.suppress() does."""
+        """Promise to poll the queue every few milliseconds; answer as notifyq.suppress() does."""
         answer: bool | None = await self.call(self._attend, queue)
         if answer is True:
             self.attended.add(queue)

@@ -50,7 +50,8 @@ begin
     select distinct l.pid
     from pg_locks as l
     join pg_stat_activity as a on a.pid = l.pid and a.query ~ '\\mmessages\\.claim\\M'
-    join pg_class as c on c.oid = l.relation and c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
+    join pg_class as c on c.oid = l.relation
+      and c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
     where not l.granted
       and l.database = (select d.oid from pg_database as d where d.datname = current_database())
   loop
@@ -81,9 +82,10 @@ begin
   if to_regclass('notifyq.schema_version') is not null then
     v_installed := (select max(s.version) from notifyq.schema_version as s);
   elsif exists (
-    select from pg_class as c where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+    select from pg_class as c
+    where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
   ) then
-    raise exception 'schema messages in this database is not that of notifyq';
+    raise exception 'schemas messages and notifyq in this database are not those of notifyq';
   end if;
   if v_installed is distinct from {installed} then
     raise exception 'this script starts from {start}, but version % is installed',

@@ -36,7 +36,8 @@ _MESSAGES = """
   update messages.message set available_at = available_at - interval '4 minutes',
     created_at = created_at - interval '4 minutes' where state = 'waiting';
   select messages.pause_queue('mail');
-  select notifyq.worker_heartbeat('web-1:4711:abcdef', array['billing', 'mail'], array['orders'], 10, 4,
+  select notifyq.worker_heartbeat('web-1:4711:abcdef', array['billing', 'mail'], array['orders'],
+    10, 4,
     false, 'web-1', 4711, '0.1.0');
 """
 _STREAMS = """

@@ -50,7 +50,7 @@ async def home(connection: Connection, id_: int) -> str:
 
 async def drop_days(connection: Connection) -> None:
     for day in await days(connection):
-        await connection.execute(f"drop table messages.{day}")
+        await connection.execute(f"drop table notifyq.{day}")
 
 
 async def maintain(connection: Connection) -> asyncpg.Record:
@@ -104,7 +104,7 @@ async def test_a_day_has_the_keys_and_indexes_of_the_archive(connection: Connect
 
 async def test_maintain_makes_missing_days_once(connection: Connection) -> None:
     all_days = await days(connection)
-    await connection.execute(f"drop table messages.{all_days[-1]}")
+    await connection.execute(f"drop table notifyq.{all_days[-1]}")
     assert (await maintain(connection))["partitions_made"] == 1
     assert await days(connection) == all_days
     assert (await maintain(connection))["partitions_made"] == 0
@@ -177,7 +177,7 @@ async def test_a_reader_of_the_archive_neither_fails_nor_blocks_the_upkeep(
 ) -> None:
     first = await today(connection)
     all_days = await days(connection)
-    await connection.execute(f"drop table messages.{all_days[-1]}")
+    await connection.execute(f"drop table notifyq.{all_days[-1]}")
     await connection.execute(ARCHIVE, 10**6, first - timedelta(days=40))
     (id_,) = await publish(connection, 1)
     await rows(connection, "claim")

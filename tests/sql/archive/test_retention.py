@@ -24,7 +24,7 @@ ATTEMPT = """
 INDEXES = """
     select regexp_replace(pg_get_indexdef(i.indexrelid), '^.* USING ', '') as definition,
       i.indisvalid, exists (select from pg_inherits as h where h.inhrelid = i.indexrelid)
-    from pg_index as i where i.indrelid = format('messages.%I', $1::text)::regclass order by 1
+    from pg_index as i where i.indrelid = format('notifyq.%I', $1::text)::regclass order by 1
 """
 
 

@@ -65,7 +65,7 @@ FINGERPRINTS = {
 
 
 async def rows(connection: Connection, table: str, condition: str = "true") -> list[Any]:
-    return await connection.fetch(f"select * from messages.{table} where {condition}")
+    return await connection.fetch(f"select * from notifyq.{table} where {condition}")
 
 
 async def roll(
@@ -232,7 +232,7 @@ async def test_what_is_added_to_an_emptied_table_is_not_read_again_for_each_row(
     await connection.execute("analyze notifyq.rollup_worker, notifyq.rollup_error")
     await connection.fetchval("select notifyq.forget_rollup($1)", lake)
     for table in tables:
-        await connection.execute(f"vacuum messages.{table}")
+        await connection.execute(f"vacuum notifyq.{table}")
     read = """
         select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
         from pg_stat_xact_user_tables where relid = $1::text::regclass
@@ -240,7 +240,7 @@ async def test_what_is_added_to_an_emptied_table_is_not_read_again_for_each_row(
     async with connection.transaction():
         await roll(connection, lake, 0, 3, [], failed, counted)
         for table, quantity in tables.items():
-            assert await connection.fetchval(read, f"messages.{table}") <= 3 * quantity
+            assert await connection.fetchval(read, f"notifyq.{table}") <= 3 * quantity
 
 
 async def test_old_hours_become_days_and_nothing_is_lost(connection: Connection, lake: int) -> None:

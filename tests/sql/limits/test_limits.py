@@ -172,7 +172,7 @@ async def rewind(connection: Connection, seconds: float) -> None:
         ("flow_charge", "charged_at"),
     ):
         earlier = ", ".join(f"{it} = {it} - make_interval(secs => $1)" for it in columns)
-        await connection.execute(f"update messages.{table} set {earlier}", seconds)
+        await connection.execute(f"update notifyq.{table} set {earlier}", seconds)
 
 
 async def test_a_rate_is_a_bucket_that_fills_with_time(connection: Connection) -> None:
@@ -449,7 +449,7 @@ async def test_a_limit_can_be_taken_away(connection: Connection) -> None:
     assert not changed[0]["is_limited"]
     assert len(await claim(connection)) == 2
     for table in ("flow", "flow_state", "flow_key", "flow_charge"):
-        assert not await connection.fetchval(f"select count(*) from messages.{table}")
+        assert not await connection.fetchval(f"select count(*) from notifyq.{table}")
 
 
 @pytest.mark.parametrize(
@@ -571,7 +571,7 @@ async def test_a_token_that_came_since_the_last_claim_is_told_of(
     assert timedelta(seconds=50) < await token_in(3600) <= timedelta(seconds=60)
     for table in ("flow_state", "flow_key"):
         await connection.execute(
-            f"update messages.{table} set paid_at = clock_timestamp() - interval '1 second'"
+            f"update notifyq.{table} set paid_at = clock_timestamp() - interval '1 second'"
         )
     await connection.execute("select notifyq.sweep_limit_keys(100)")
     assert await token_in(0) == timedelta(days=1)
@@ -675,5 +675,6 @@ async def test_a_dropped_queue_leaves_nothing(connection: Connection) -> None:
     await claim(connection)
     assert await value(connection, "drop_queue", name="q", force=True) == 2
     assert not await connection.fetchval("select 1 from pg_trigger where tgname = 'capacity'")
-    for table in ("flow", "flow_state", "flow_key", "flow_charge", "flow_room", "share"):
-        assert not await connection.fetchval(f"select count(*) from messages.{table}")
+    for table in ("flow", "flow_state", "flow_key", "flow_charge", "flow_room"):
+        assert not await connection.fetchval(f"select count(*) from notifyq.{table}")
+    assert not await connection.fetchval("select count(*) from messages.share")

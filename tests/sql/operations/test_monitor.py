@@ -164,7 +164,8 @@ async def test_workers_say_that_they_are_there(connection: Connection, connect: 
     session = await connect(server_settings={"application_name": "notifyq worker"})
     await publish(connection, 3)
     await session.execute(
-        "select notifyq.worker_heartbeat('one', queues => '{default}', concurrency => 4, host => 'h', "
+        "select notifyq.worker_heartbeat('one', queues => '{default}', concurrency => 4, host "
+        "=> 'h', "
         "pid => 7, version => '1.2')"
     )
 
@@ -321,7 +322,7 @@ async def test_bells_are_counted_and_so_is_what_was_published(
         ("published", "new_event"): 1,
     }
     # While a worker attends, nobody rings.
-    assert await value(await connect(), "attend", queue="default")
+    assert await value(await connect(), "notifyq.suppress", queue="default")
     await connection.execute("select messages.publish('default', '1')")
     after = await counted()
     assert after["bells_sent", "new_message"] == 2

@@ -51,7 +51,7 @@ async def archive(
 async def search(
     connection: Connection, where: str = "archive", /, **conditions: Any
 ) -> list[int | None]:
-    found = await rows(connection, f"search_{where}", conditions=conditions, quantity=1000)
+    found = await rows(connection, f"notifyq.search_{where}", conditions=conditions, quantity=1000)
     return [row["id"] if row["state"] != "more" else None for row in found]
 
 

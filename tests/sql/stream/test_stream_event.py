@@ -134,7 +134,7 @@ async def test_what_is_given_is_evaluated_once(
 ) -> None:
     """Also where it is looked at before it is written: its length, and the name of its stream."""
     if attended:
-        assert await value(await connect(), "attend_stream", stream="s")
+        assert await value(await connect(), "notifyq.suppress_stream", stream="s")
     await connection.execute("create sequence drawn; create sequence named")
     given = (
         "case when nextval('named') > 0 then 's' end, "
@@ -191,7 +191,7 @@ async def test_what_an_event_cannot_be_is_refused(
     attended: bool,
 ) -> None:
     if attended:
-        assert await value(await connect(), "attend_stream", stream="s")
+        assert await value(await connect(), "notifyq.suppress_stream", stream="s")
     with pytest.raises(error):
         await insert(connection, **given)
     assert await events(connection) == []
@@ -307,7 +307,7 @@ async def test_what_others_have_put_into_the_search_path_is_not_called(
 ) -> None:
     """The rule was read when it was made; whoever inserts brings no names with him."""
     if attended:
-        assert await value(await connect(), "attend_stream", stream="s")
+        assert await value(await connect(), "notifyq.suppress_stream", stream="s")
     await connection.execute("""
         create schema hostile;
         create function hostile.refuse() returns integer language plpgsql as

@@ -29,7 +29,7 @@ async def stage(
     attempt: int = await connection.fetchval("select notifyq.begin_attempt($1)", load)
     await connection.copy_records_to_table(
         "load_row",
-        schema_name="messages",
+        schema_name="notifyq",
         columns=["attempt", "position", "queue", "message", *more],
         records=[(attempt, i, *row, *more.values()) for i, row in enumerate(rows)],
     )

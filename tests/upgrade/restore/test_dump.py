@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 async def contents(connection: Connection) -> dict[str, list[Any]]:
     """All rows of all tables."""
     tables = await connection.fetch(
-        "select c.relname::text from pg_class as c "
-        "where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and c.relkind in ('r', 'p') "
+        "select c.oid::regclass::text from pg_class as c "
+        "where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) "
+        "and c.relkind in ('r', 'p') "
         "and not c.relispartition"
     )
     return {
         table: [
             row[0]
             for row in await connection.fetch(
-                f"select to_jsonb(t) from messages.{table} as t order by to_jsonb(t)::text"
+                f"select to_jsonb(t) from {table} as t order by to_jsonb(t)::text"
             )
         ]
         for (table,) in tables

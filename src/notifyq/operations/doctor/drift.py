@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from notifyq.operations.doctor.finding import Finding, Look
 
 _FUNCTION = re.compile(
-    r"^create or replace (?:function|procedure) (?:messages|notifyq)\.(\w+)\s*\((.*?)^as \$\$(.*?)\$\$;",
+    r"^create or replace (?:function|procedure) (?:messages|notifyq)\.(\w+)"
+    r"\s*\((.*?)^as \$\$(.*?)\$\$;",
     re.MULTILINE | re.DOTALL,
 )
 _TABLE = re.compile(
-    r"^create (?:unlogged )?table if not exists (?:messages|notifyq)\.(\w+) \((?:(?!;).)*?\n\) with \((.*?)\);",
+    r"^create (?:unlogged )?table if not exists (?:messages|notifyq)\.(\w+) \("
+    r"(?:(?!;).)*?\n\) with \((.*?)\);",
     re.MULTILINE | re.DOTALL,
 )
 _SETTING = re.compile(r"^  set (\w+) = ", re.MULTILINE)
@@ -83,7 +85,8 @@ async def check_functions(look: Look) -> Finding:
         select p.proname::text as name, p.prosrc as body, p.prosecdef as is_definer,
           array(select split_part(s, '=', 1) from unnest(p.proconfig) as s) as settings
         from pg_proc as p
-        where p.pronamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and p.prokind in ('f', 'p')
+        where p.pronamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+          and p.prokind in ('f', 'p')
     """)
     there: dict[str, set[str]] = {}
     for row in rows:
@@ -112,8 +115,10 @@ async def check_grants(look: Look) -> Finding:
     rows = await look.connection.fetch("""
         select p.proname::text as name
         from pg_proc as p
-        where p.pronamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and p.prokind in ('f', 'p')
-          and obj_description(p.oid, 'pg_proc') is not null and to_regrole('notifyq_admin') is not null
+        where p.pronamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+          and p.prokind in ('f', 'p')
+          and obj_description(p.oid, 'pg_proc') is not null
+          and to_regrole('notifyq_admin') is not null
           and not exists (
             select from aclexplode(p.proacl) as x
             join pg_roles as r on r.oid = x.grantee and r.rolname ~ '^notifyq_'
@@ -144,9 +149,11 @@ async def check_options(look: Look) -> Finding:
     """Whether tables have the settings that they were made with, by which vacuum keeps up."""
     written = (await asyncio.to_thread(_written)).options
     rows = await look.connection.fetch("""
-        select c.relname::text as name, c.oid::regclass::text as table, coalesce(c.reloptions, '{}') as options
+        select c.relname::text as name, c.oid::regclass::text as table,
+          coalesce(c.reloptions, '{}') as options
         from pg_class as c
-        where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and c.relkind = 'r'
+        where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+          and c.relkind = 'r'
         order by 1
     """)
     found: list[str] = []

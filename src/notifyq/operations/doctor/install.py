@@ -51,7 +51,8 @@ async def _mending(look: Look, missing: list[str]) -> tuple[str, ...]:
         select format('alter table %s enable trigger %I', g.tgrelid::regclass, g.tgname)
         from pg_trigger as g
         join pg_class as c on c.oid = g.tgrelid
-        where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and g.tgparentid = 0
+        where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+          and g.tgparentid = 0
           and not g.tgisinternal and g.tgenabled <> 'O'
           and exists (
             -- Some are off, and must be, where no queue wants them.
@@ -62,7 +63,8 @@ async def _mending(look: Look, missing: list[str]) -> tuple[str, ...]:
         select format('reindex index %s', x.indexrelid::regclass)
         from pg_index as x
         join pg_class as c on c.oid = x.indexrelid
-        where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and not x.indisvalid
+        where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+          and not x.indisvalid
           and c.relkind = 'i'
     """,
         missing,
@@ -89,12 +91,14 @@ async def check_public(look: Look) -> Finding:
           select p.oid::regprocedure::text as what
           from pg_proc as p
           cross join lateral aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) as x
-          where p.pronamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and x.grantee = 0
+          where p.pronamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+            and x.grantee = 0
           union all
           select c.oid::regclass::text
           from pg_class as c
           cross join lateral aclexplode(c.relacl) as x
-          where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and x.grantee = 0
+          where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+            and x.grantee = 0
             and c.relkind in ('r', 'p', 'v', 'S')
           union all
           select format('schema %I', n.nspname)

@@ -23,7 +23,8 @@ with ours as (
     ]), false) or c.relname = any ($1::text[]) as is_logged
   from pg_class as c
   left join pg_inherits as i on i.inhrelid = c.oid
-  where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq')) and c.relkind in ('r', 'p')
+  where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+    and c.relkind in ('r', 'p')
 )
 select f.is_failure, f.what, f.advice
 from (
@@ -42,7 +43,8 @@ from (
   from ours as o
   join pg_trigger as g on g.tgrelid = o.oid and not g.tgisinternal and g.tgparentid = 0
   join pg_proc as p on p.oid = g.tgfoid
-  where p.pronamespace not in (to_regnamespace('messages'), to_regnamespace('notifyq')) and g.tgenabled <> 'D'
+  where p.pronamespace not in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+    and g.tgenabled <> 'D'
   union all
   select false, format('rule %s on %s rewrites what is written there', r.rulename, o.name),
     format('drop rule %I on %s', r.rulename, o.name)
