@@ -72,7 +72,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     if not config.option.all:
         config.args[:] = [str(_HERE / name) for name in QUICK]
-        config.stash[_IS_QUICK] = True
+    # The processes that run the tests get the same command, and must not start more of themselves.
+    if hasattr(config, "workerinput"):
+        return
+    config.stash[_IS_QUICK] = not config.option.all
     options = config.option
     if getattr(options, "numprocesses", 0) is None and not options.usepdb:
         options.numprocesses, options.dist = 2, "loadfile"

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from conftest import pytest_cmdline_main
 from support.database import ROOT
 from support.quick import NOT_QUICK, QUICK
 
@@ -30,3 +35,35 @@ def test_the_quick_tier_names_nothing_that_is_gone() -> None:
 def test_nothing_is_named_twice() -> None:
     assert len({*QUICK}) == len(QUICK)
     assert not [name for name in QUICK if "::" in name and name.partition("::")[0] in QUICK]
+
+
+@pytest.mark.parametrize(
+    ("more", "processes"),
+    [
+        ({}, 2),
+        ({"usepdb": True}, None),
+        ({"numprocesses": 0}, 0),
+        ({"numprocesses": 3}, 3),
+        ({"is_named": True}, None),
+        # One of the two must not start two of its own, and they two each, and so on.
+        ({"is_worker": True}, None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_all", [False, True], ids=["quick", "all"])
+def test_how_many_processes_a_run_starts(
+    more: dict[str, Any], processes: int | None, *, is_all: bool
+) -> None:
+    options = {"all": is_all, "numprocesses": None, "usepdb": False, **more}
+    sources = pytest.Config.ArgsSource
+    config: Any = SimpleNamespace(
+        args=["tests"],
+        args_source=sources.ARGS if more.get("is_named") else sources.TESTPATHS,
+        option=SimpleNamespace(**options),
+        stash=pytest.Stash(),
+        **({"workerinput": {}} if more.get("is_worker") else {}),
+    )
+    pytest_cmdline_main(config)
+    assert config.option.numprocesses == processes
+    is_quick = not is_all and not more.get("is_named")
+    assert (len(config.args) == len(QUICK)) == is_quick
