@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DAY = """
-insert into messages.{name} (
+insert into notifyq.{name} (
   id, created_at, available_at, locked_at, archived_at, lock_token, priority, attempts, status,
   queue, type, handled_by, message, headers, details
 )
@@ -51,11 +51,11 @@ from generate_series(1, $2::bigint) as i
 cross join lateral (select $4::timestamptz + $5::interval * i / ($2 + 1) as at) as t
 """
 _ATTEMPTS = """
-insert into messages.{name} (
+insert into notifyq.{name} (
   message_id, lock_token, locked_at, ended_at, number, status, queue, handled_by, details
 )
 select a.id, 1, a.locked_at, a.archived_at, 1, a.status, a.queue, a.handled_by, a.details
-from messages.{archive} as a where a.status <> 'success'
+from notifyq.{archive} as a where a.status <> 'success'
 """
 _LIVE = """
 insert into messages.message (queue, message, available_at)

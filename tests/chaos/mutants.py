@@ -51,8 +51,8 @@ class Mutant:
 _FENCE = """
       and (
         (m.id, m.lock_token, m.state) in (
-          select e.id, e.lock_token, _archive.state
-          from unnest(_archive.ids, _archive.lock_tokens) as e (id, lock_token)
+          select e.id, e.lock_token, archive.state
+          from unnest(archive.ids, archive.lock_tokens) as e (id, lock_token)
         )
       ) is true"""
 
@@ -104,7 +104,7 @@ _REAPED_LATER = f"""
 _JOIN = "on e.id = g.id and e.lock_token = g.lock_token"
 
 _UNFENCED = (
-    Edit("common/checks.sql", _FENCE, " and m.state = _archive.state"),
+    Edit("common/checks.sql", _FENCE, " and m.state = archive.state"),
     Edit("common/checks.sql", _JOIN, "on e.id = g.id"),
 )
 
@@ -132,8 +132,8 @@ MUTANTS = (
         (
             Edit(
                 "queue/find.sql",
-                "limit _look.quantity - cardinality(v_ids)\n      for update skip locked",
-                "limit _look.quantity - cardinality(v_ids)",
+                "limit find_messages.quantity - cardinality(v_ids)\n      for update skip locked",
+                "limit find_messages.quantity - cardinality(v_ids)",
             ),
         ),
     ),

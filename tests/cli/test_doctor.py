@@ -84,7 +84,11 @@ async def test_a_fresh_install_is_well(database: str) -> None:
             "install",
             "missing: trigger published",
         ),
-        ("drop index messages.message_locked_idx", "install", "missing: index message_locked_idx"),
+        (
+            "drop index messages.message_locked_idx",
+            "install",
+            "missing: index messages.message_locked_idx",
+        ),
         ("drop trigger died on messages.message_archive", "install", "missing: trigger died"),
         (
             "grant execute on function messages.claim_id to public",
@@ -92,14 +96,14 @@ async def test_a_fresh_install_is_well(database: str) -> None:
             "open to PUBLIC: messages.claim_id(",
         ),
         ("grant select on messages.queue to public", "public", "open to PUBLIC: messages.queue"),
-        ("grant usage on schema messages to public", "public", "open to PUBLIC: the schema"),
+        ("grant usage on schema messages to public", "public", "open to PUBLIC: schema messages"),
         (
             "alter table messages.message set (autovacuum_enabled = false)",
             "autovacuum",
             "off for messages.message",
         ),
-        ("drop schema messages cascade", "schema", "does not exist"),
-        ("drop schema messages cascade", "install", "is not installed"),
+        ("drop schema messages, notifyq cascade", "schema", "does not exist"),
+        ("drop schema messages, notifyq cascade", "install", "is not installed"),
         (
             "drop function notifyq.diagnose()",
             "upkeep",

@@ -85,13 +85,13 @@ MENDED = {
     "an index is dropped": (
         "drop index messages.message_locked_idx",
         "install",
-        "index message_locked_idx",
+        "index messages.message_locked_idx",
     ),
     "an index is invalid": (
         "update pg_index set indisvalid = false "
         "where indexrelid = 'messages.message_waiting_idx'::regclass",
         "install",
-        "index message_waiting_idx",
+        "index messages.message_waiting_idx",
     ),
     "a function is changed": (
         "create or replace function messages.dead_count(queue text default null, "
@@ -210,7 +210,7 @@ async def test_the_trigger_of_grants_is_dropped(database: str, connection: Conne
 async def test_a_schema_that_is_closed(database: str, connection: Connection) -> None:
     await connection.execute("revoke usage on schema messages from notifyq_worker")
     finding = (await found(database, "grants"))["grants"]
-    assert finding.found == "notifyq_worker may not use the schema"
+    assert finding.found == "notifyq_worker may not use the schemas"
     assert [step async for step in mend(database, [finding])] == ["notifyq init"]
     assert (await found(database, "grants"))["grants"].level is Level.OK
 

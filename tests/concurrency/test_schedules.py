@@ -21,7 +21,7 @@ async def test_many_sessions_publish_each_time_once(
             "next_at = date_trunc('minute', clock_timestamp()) - interval '3 minutes'"
         )
         await connection.execute("delete from messages.message")
-        functions = ["maintain", "fire_schedules"] * (len(sessions) // 2)
+        functions = ["maintain", "notifyq.fire_schedules"] * (len(sessions) // 2)
         await asyncio.gather(
             *(rows(it, function) for it, function in zip(sessions, functions, strict=True))
         )

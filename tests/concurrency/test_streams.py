@@ -427,7 +427,7 @@ async def test_a_new_segment_is_written_to_when_all_can_know_of_it(
     assert await connection.fetchval(present) == first
     spare = await connection.fetchval("select id from notifyq.segment where stream is null")
     async with maker.transaction():
-        await maker.execute(f"lock table messages.event_{spare}")
+        await maker.execute(f"lock table notifyq.event_{spare}")
         await rows(connection, "maintain")
         assert await connection.fetchval(present) == first
     async with old.transaction():

@@ -79,7 +79,7 @@ async def until_waiting(observer: Connection, dsn: str, what: str, count: int = 
                 "select count(*) = $3 from pg_stat_activity where datname = $1 "
                 "and wait_event_type = 'Lock' and query like $2",
                 name,
-                f"%messages.{what}(%",
+                f"%.{what}(%",
                 count,
             )
         )

@@ -131,8 +131,8 @@ async def test_installing_over_an_older_schema_is_refused(connection: Connection
         ("drop trigger schedule on messages.message", "trigger schedule"),
         ("drop trigger died on messages.message_archive", "trigger died"),
         ("alter table messages.message disable trigger published", "trigger published"),
-        ("drop index messages.message_waiting_idx", "index message_waiting_idx"),
-        ("drop index messages.message_dedup_key_uq", "index message_dedup_key_uq"),
+        ("drop index messages.message_waiting_idx", "index messages.message_waiting_idx"),
+        ("drop index messages.message_dedup_key_uq", "index messages.message_dedup_key_uq"),
     ],
 )
 async def test_an_install_that_is_not_whole_fails_its_check(

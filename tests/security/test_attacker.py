@@ -286,7 +286,7 @@ async def test_no_callback_of_a_caller_is_ever_run(connection: Connection) -> No
     """)
     named = {name.removeprefix("messages.").partition("(")[0] for (name,) in found}
     assert named == {
-        *("_type_name", "create_queue", "alter_queue"),
+        *("type_name", "create_queue", "alter_queue"),
         *("create_stream", "alter_stream", "capture", "capture_sql", "uncapture"),
     }
 

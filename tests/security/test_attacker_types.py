@@ -276,7 +276,7 @@ async def test_a_temporary_view_stands_in_for_no_transition_table(
         create table {{s}}.t (id integer);
         insert into {{s}}.t values (1);
         create trigger t after insert or update on {{s}}.t
-          for each statement execute function messages.{function}('st', '');
+          for each statement execute function notifyq.{function}('st', '');
     """)
     for statement in ("insert into {s}.t values (2)", "update {s}.t set id = 3"):
         error = await attacker.tries(statement)

@@ -23,13 +23,21 @@ OPEN = {
     *("queue_info", "stream_info", "subscription_info", "batch_info", "backlog", "throughput"),
     *("payload_schema", "payload_type", "captures", "forwards"),
     # Of the session itself, and hints for workers.
-    *("unattend", "unattend_streams", "unwatch", "watch", "note_worker", "next_due", "token_in"),
-    "summon",
+    *(
+        "unsuppress",
+        "unsuppress_streams",
+        "leave_wake_slots",
+        "take_wake_slots",
+        "worker_heartbeat",
+        "next_due",
+        "rate_limit_wait",
+    ),
+    "wake_all",
     # Of the role that has begun or registered it, or of the owner of the table.
     *("begin_load", "begin_attempt", "commit_load", "drop_attempts", "load_rejects", "drop_load"),
     *("uncapture", "unregister", "broker_next", "broker_note", "broker_done"),
     # Checks the queues of what was inserted.
-    "announce",
+    "check_inserted",
 }
 # Refused with NQ007. Of `q` and `st`, a queue and a stream that are closed; `m` is a message of q
 # that is locked with token 1, `b` an open batch of st by subscriber s, `e` an event of it.
@@ -55,7 +63,7 @@ REFUSED = {
         "claim": "select messages.claim('{{q}}')",
         "claim_owned": "select notifyq.claim_owned('{{q}}')",
         "take": "select messages.take('q')",
-        "attend": "select notifyq.suppress('q')",
+        "suppress": "select notifyq.suppress('q')",
         "relay_claim": "select notifyq.relay_claim('{{q}}', 1, '1 s', 'w')",
         "subscribe": "select messages.subscribe('st', 'x')",
         "next_batch": "select messages.next_batch('st', 's')",
@@ -65,10 +73,10 @@ REFUSED = {
         "retry_batch": "select messages.retry_batch({b})",
         "finish_batch": "select messages.finish_batch({b})",
         "recover_batch": "select messages.recover_batch('st', 's')",
-        "leave_batch": "select messages.release_batch({b})",
+        "release_batch": "select messages.release_batch({b})",
         "next_retry": "select notifyq.next_retry('st', 's')",
         "tick": "select messages.tick('st')",
-        "attend_stream": "select notifyq.suppress_stream('st')",
+        "suppress_stream": "select notifyq.suppress_stream('st')",
         "register": "select messages.register('st', 'x', 'public.nothing')",
     },
 }

@@ -268,7 +268,7 @@ class Machine(Bench):
         orphans = [
             m for m in self.model.live.values() if m.locked_by == worker and m.id not in known
         ]
-        assert self.call("release_orphans", worker=worker, known=known) == len(orphans)
+        assert self.call("notifyq.release_orphans", worker=worker, known=known) == len(orphans)
         for m in orphans:
             self.model.requeue(m, m.details, later=False, burned=False)
 

@@ -114,6 +114,12 @@ async def test_a_user_without_rights_is_told_what_to_do(empty_database: str, rol
 async def test_an_owner_may_prepare_an_empty_schema(empty_database: str, role: str) -> None:
     async with session(empty_database) as connection:
         await connection.execute(f"create schema messages authorization {role}; set role {role}")
+        with pytest.raises(
+            AccessDeniedError, match=f"`create schema notifyq authorization {role}`"
+        ):
+            await schema.install(connection)
+        await connection.execute("reset role")
+        await connection.execute(f"create schema notifyq authorization {role}; set role {role}")
         assert (await schema.install(connection)).before is None
         await connection.execute("reset role")
 
@@ -138,12 +144,14 @@ async def test_a_right_that_is_missing_inside_a_file_is_named(
 ) -> None:
     async with session(database) as connection:
         await connection.execute(f"alter schema messages owner to {role}")
+        await connection.execute(f"alter schema notifyq owner to {role}")
         await connection.execute(f"grant select on notifyq.schema_version to {role}")
         await connection.execute(f"set role {role}")
         with pytest.raises(AccessDeniedError, match=r"schema.sql: must be owner of .*superuser"):
             await schema.upgrade(connection, root)
         await connection.execute("reset role")
         await connection.execute("alter schema messages owner to current_user")
+        await connection.execute("alter schema notifyq owner to current_user")
         await connection.execute(f"drop owned by {role}")
 
 

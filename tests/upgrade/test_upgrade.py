@@ -304,7 +304,9 @@ async def test_a_migration_that_needs_a_superuser_says_so(
     )
     async with session(empty_database) as connection:
         await schema.install(connection)
-        await connection.execute(f"alter schema messages owner to {role}; set role {role}")
+        await connection.execute(
+            f"alter schema messages owner to {role}; alter schema notifyq owner to {role}"
+        )
         await connection.execute("reset role")
         await connection.execute(f"grant select on notifyq.schema_version to {role}")
         await connection.execute(f"set role {role}")

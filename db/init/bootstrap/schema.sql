@@ -17,16 +17,6 @@ begin
       (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'messages')
     );
   end if;
-exception
-  when insufficient_privilege then
-    raise exception using
-      errcode = 'insufficient_privilege',
-      message = 'the schemas messages and notifyq cannot be created here: ' || sqlerrm,
-      hint = format(
-        'let an administrator of database %I run: create schema if not exists messages '
-        'authorization %I; create schema if not exists notifyq authorization %I',
-        current_database(), current_user, current_user
-      );
 end;
 $$;
 comment on schema messages is

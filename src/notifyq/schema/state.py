@@ -33,6 +33,7 @@ select
   pg_get_userbyid(n.nspowner)::text as owner,
   (select r.rolcanlogin from pg_roles as r where r.oid = n.nspowner) as owner_logs_in,
   pg_has_role(n.nspowner, 'usage') as is_owner,
+  to_regnamespace('notifyq') is null as needs_helpers,
   exists (select from pg_class as c where c.relnamespace = n.oid)
     or exists (select from pg_proc as p where p.pronamespace = n.oid)
     or exists (select from pg_type as t where t.typnamespace = n.oid) as is_used,
@@ -90,6 +91,11 @@ def check_rights(state: State) -> None:
         )
     if state["owner"] is not None and not state["is_owner"]:
         raise _not_the_owner(state)
+    if state["needs_helpers"] and not state["may_create"]:
+        raise AccessDeniedError(
+            f"user {state['role']} may not create schema notifyq in database {state['database']}: "
+            f"let an administrator run `create schema notifyq authorization {state['owner']}`"
+        )
 
 
 def _not_the_owner(state: State) -> AccessDeniedError:

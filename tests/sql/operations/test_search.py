@@ -214,7 +214,7 @@ async def test_a_search_stops_in_time_and_says_where(connection: Connection) -> 
 async def test_a_condition_that_cannot_be_is_refused(
     connection: Connection, conditions: Any, said: str
 ) -> None:
-    for function in ("search_live", "search_archive"):
+    for function in ("notifyq.search_live", "notifyq.search_archive"):
         with pytest.raises(InvalidArgumentError, match=said):
             await rows(connection, function, conditions=conditions)
 

@@ -238,7 +238,7 @@ async def test_run_now_disable_enable_and_remove(connection: Connection) -> None
     assert await value(connection, "notifyq.fire_schedules") == 0
     assert await value(connection, "unschedule", name="s")
     assert not await value(connection, "unschedule", name="s")
-    for function in ("run_schedule", "enable_schedule", "disable_schedule"):
+    for function in ("run_schedule", "resume_schedule", "pause_schedule"):
         with pytest.raises(ScheduleNotFoundError, match="no schedule 's'"):
             await value(connection, function, name="s")
 

@@ -107,8 +107,8 @@ async def dump_at_work(programs: Programs, dsn: str, path: Path) -> dict[str, li
             snapshot = await connection.fetchval("select pg_export_snapshot()")
             found = await contents(connection)
             await programs.dump(dsn, path, f"--snapshot={snapshot}")
-    assert held in {row["id"] for row in found["message"]}
-    assert len(found["message_archive"]) > 50
+    assert held in {row["id"] for row in found["messages.message"]}
+    assert len(found["messages.message_archive"]) > 50
     return found
 
 
@@ -224,7 +224,11 @@ async def test_into_another_server(
             await restored.fetchval("select now() - interval '1 hour'"),
         )
         assert {row["id"] for row in since} == {
-            *(row["id"] for row in before["message_archive"] if row["status"] != "success"),
+            *(
+                row["id"]
+                for row in before["messages.message_archive"]
+                if row["status"] != "success"
+            ),
             *unseen,
             *dead,
         }
@@ -238,7 +242,9 @@ async def test_rows_that_come_without_their_origin_are_noticed(
 ) -> None:
     await burn(connection, 3000)
     dead = await kill(connection, 3)
-    await programs.dump(database, tmp_path / "rows", "--data-only", "--table=messages.message_arc*")
+    await programs.dump(
+        database, tmp_path / "rows", "--data-only", "--table=notifyq.message_archive_*"
+    )
     async with session(elsewhere) as restored:
         await migrate.install(restored)
         seen = await position(restored)
