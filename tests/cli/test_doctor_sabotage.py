@@ -56,7 +56,7 @@ begin
     where i.inhparent = 'messages.{}'::regclass and c.relname ~ '_\\d{{8}}$'
       and right(c.relname, 8) {} to_char(clock_timestamp() at time zone 'UTC', 'YYYYMMDD')
   loop
-    execute format('drop table messages.%I', v_name);
+    execute format('drop table notifyq.%I', v_name);
   end loop;
 end $$
 """
@@ -353,7 +353,7 @@ async def test_entries_of_pg_cron_that_are_gone_or_off(server: str) -> None:
         await connection.execute("""
             delete from cron.job_run_details;
             select cron.unschedule(j.jobid) from cron.job as j where j.jobname like 'notifyq %';
-            drop schema messages cascade;
+            drop schema messages, notifyq cascade;
         """)
         await connection.close()
 

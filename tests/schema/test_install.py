@@ -148,7 +148,7 @@ async def test_an_archive_without_today_fails_the_check(connection: Connection) 
         "select notifyq.drop_partitions(); "
         "do $$ declare d text; begin for d in select c.relname from pg_class as c "
         "where c.relname ~ '^message_archive_\\d+$' loop "
-        "execute format('drop table messages.%I', d); end loop; end $$"
+        "execute format('drop table notifyq.%I', d); end loop; end $$"
     )
     with pytest.raises(IncompleteInstallError, match="partition"):
         await install(connection, CHECK)

@@ -65,7 +65,7 @@ async def test_an_upgraded_database_equals_a_fresh_one(
         report = await schema.upgrade(connection, target)
         upgraded = await catalog_lines(connection)
         assert (report.before, report.is_changed) == (before.version, True)
-        await connection.execute("drop schema messages cascade")
+        await connection.execute("drop schema messages, notifyq cascade")
         assert (await schema.install(connection, target)).version == report.version
         assert old != upgraded
         assert await catalog_lines(connection) == upgraded

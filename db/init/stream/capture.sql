@@ -289,7 +289,8 @@ create or replace function notifyq.capture_rows()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, pg_temp
+  -- Where a trigger has no transition tables, the views of that name are read, not temporary ones.
+  set search_path = pg_catalog, notifyq, pg_temp
   set jit = off
   set timezone = 'UTC'
   set datestyle = 'ISO'
@@ -331,7 +332,8 @@ create or replace function notifyq.capture_updates()
   returns trigger
   language plpgsql
   security definer
-  set search_path = pg_catalog, pg_temp
+  -- Where a trigger has no transition tables, the views of that name are read, not temporary ones.
+  set search_path = pg_catalog, notifyq, pg_temp
   set jit = off
   set timezone = 'UTC'
   set datestyle = 'ISO'

@@ -21,7 +21,7 @@ alter table messages.message disable trigger all;
 create trigger mine before insert on messages.message
   for each row execute function suppress_redundant_updates_trigger();
 drop function messages.version();
-drop schema messages cascade;
+drop schema messages, notifyq cascade;
 create schema stolen authorization notifyq_admin;
 set role notifyq_admin;
 grant notifyq_worker to current_user;

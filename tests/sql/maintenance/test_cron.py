@@ -31,7 +31,7 @@ async def cron_connection(server: str) -> AsyncIterator[Connection]:
     await connection.execute("""
         select cron.unschedule(j.jobid) from cron.job as j where j.jobname like 'notifyq %';
         set client_min_messages = error;
-        drop schema messages cascade;
+        drop schema messages, notifyq cascade;
         drop extension pg_cron;
     """)
     await connection.close()
