@@ -198,10 +198,6 @@ MUTANTS = {
         "  return case when v_first is not null\n",
         "  return case when false\n",
     ),
-    "trusts the end of a snapshot": (
-        "if v_first is null and pg_snapshot_xmax(snapshot) > pg_snapshot_xmax(v_seen) then",
-        "if false then",
-    ),
     "goes back to the newest bound": (
         "coalesce(v_ids[nullif(width_bucket(v_first::text::bigint, v_numbers), 0)], 0)",
         "coalesce(v_ids[cardinality(v_ids)], 0)",
@@ -217,16 +213,65 @@ MUTANTS = {
 }
 
 
+def mutated(right: str, wrong: str) -> str:
+    (path,) = (path for path in INIT_FILES if path.match("queue/find.sql"))
+    text = path.read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    return text.replace(right, wrong)
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("mutant", MUTANTS)
 async def test_a_claim_without_a_condition_is_found(
     connection: Connection, connect: Connect, mutant: str
 ) -> None:
-    right, wrong = MUTANTS[mutant]
-    (path,) = (path for path in INIT_FILES if path.match("queue/find.sql"))
-    text = path.read_text(encoding="utf-8")
-    assert text.count(right) == 1
-    await connection.execute(text.replace(right, wrong))
+    await connection.execute(mutated(*MUTANTS[mutant]))
     schedule = await make_schedule(connection, connect, seed=1)
     with pytest.raises(AssertionError):
         await schedule.run(40_000)
+
+
+ENDED = {
+    "nothing has ended": ("100:100:", "100:100:", None),
+    "one that ran": ("90:100:90,95", "95:100:95", 5),
+    "the second that ran": ("90:100:90,95", "90:100:90", 5),
+    "one that was not there yet": ("90:100:90", "90:120:90", 7),
+    "one of those that have begun behind the end": ("100:100:", "101:101:", 7),
+    "one older than all bounds": ("70:100:70", "100:100:", 0),
+}
+"""What a look saw, what the next one sees, and behind which id that has to look."""
+
+
+async def ended(connection: Connection, seen: str, snapshot: str) -> int | None:
+    """Ask with bounds at the numbers 80 and 98."""
+    found: int | None = await connection.fetchval(
+        "select notifyq.ended_after(array[$1, '{80,98}', '{5,7}'], $2::text::pg_snapshot)",
+        seen,
+        snapshot,
+    )
+    return found
+
+
+@pytest.mark.parametrize("case", ENDED)
+async def test_a_look_goes_back_to_the_bound_of_what_has_ended(
+    connection: Connection, case: str
+) -> None:
+    seen, snapshot, expected = ENDED[case]
+    assert await ended(connection, seen, snapshot) == expected
+
+
+async def test_a_look_that_trusts_the_end_of_a_snapshot_misses_what_ended_behind_it(
+    connection: Connection,
+) -> None:
+    """With snapshots made by hand: those of the server depend on what runs beside the test."""
+    right = "if v_first is null and pg_snapshot_xmax(snapshot) > pg_snapshot_xmax(v_seen) then"
+    await connection.execute(mutated(right, "if false then"))
+    missed = [
+        case
+        for case, (seen, snapshot, expected) in ENDED.items()
+        if await ended(connection, seen, snapshot) != expected
+    ]
+    assert missed == [
+        "one that was not there yet",
+        "one of those that have begun behind the end",
+    ]

@@ -138,7 +138,7 @@ class Rollup(Pipeline):
     def check(self, seed: int) -> int:
         columns = ["queue", "status", "finished"]
         groups = "select queue, status::text, {} from {} group by 1, 2"
-        wanted = self.ask(groups.format("count(*)", "message_archive"))
+        wanted = self.ask(groups.format("count(*)", "messages.message_archive"))
         found = self.ask(groups.format("sum(finished)::bigint", "notifyq.rollup"))
         self._once("notifyq.rollup", wanted, found)
         table = Lake(self.dsn, self._lake()).dataset("rollup").to_table(columns=columns)

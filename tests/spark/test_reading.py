@@ -228,7 +228,7 @@ async def test_a_table_that_is_emptied_meanwhile_fails_the_read(
     await connection.execute("select messages.publish('s', '1')")
     source = reader(database, stream="s")
     parts = source.partitions()
-    table = await connection.fetchval("select 'messages.event_' || max(id) from notifyq.segment")
+    table = await connection.fetchval("select 'notifyq.event_' || max(id) from notifyq.segment")
     await connection.execute(f"truncate {table}")
     with pytest.raises(NotifyqError, match="while it was read"):
         collect(source, parts)

@@ -80,7 +80,7 @@ create table if not exists notifyq.segment (
 create index if not exists segment_stream_idx on notifyq.segment (stream);
 
 comment on table notifyq.segment is
-  'The tables messages.event_<id>, each of one stream or, empty, of none; they are used again.';
+  'The tables notifyq.event_<id>, each of one stream or, empty, of none; they are used again.';
 comment on column notifyq.segment.id is 'Of the table''s name.';
 comment on column notifyq.segment.stream is 'The stream whose events it holds; null: none.';
 comment on column notifyq.segment.opened_at is 'When publishers began to write to it.';

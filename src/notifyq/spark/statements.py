@@ -33,7 +33,7 @@ select s.id, pg_relation_filenode(t.oid)::bigint,
   pg_relation_size(t.oid) / current_setting('block_size')::bigint
 from messages.stream as m
 left join notifyq.segment as s on s.stream = m.id
-cross join lateral (select to_regclass('messages.event_' || s.id) as oid) as t
+cross join lateral (select to_regclass('notifyq.event_' || s.id) as oid) as t
 where m.name = %s
 order by s.low, s.id
 """
